@@ -1,5 +1,17 @@
-"""NVFP4 matrix multiplication."""
+"""NVFP4 matrix multiplication for every NVIDIA GPU that can hold the format, and for the CPU."""
 
 from blockscale._version import __version__
+from blockscale.api import dequantize, gemm, grouped_gemm
+from blockscale.backends import available_backends
+from blockscale.quantize import quantize
+from blockscale.tensor import NVFP4Tensor
 
-__all__ = ["__version__"]
+__all__ = [
+    "NVFP4Tensor",
+    "__version__",
+    "available_backends",
+    "dequantize",
+    "gemm",
+    "grouped_gemm",
+    "quantize",
+]

@@ -1,0 +1,296 @@
+"""The public functions: check every argument, then call a backend."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale import arguments, backends
+from blockscale.tensor import NVFP4Tensor, check_group_sizes
+
+
+def dequantize(t: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The values of `t`, (..., M, K): fl32(code x fl32(scale x global_scale)), rounded to `dtype`."""
+    if not isinstance(t, NVFP4Tensor):
+        raise TypeError(f"t: {type(t).__name__}, expected an NVFP4Tensor")
+    return t.dequantize(dtype)
+
+
+def gemm(
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor | Tensor,
+    a_sf: Tensor | None = None,
+    b_sf: Tensor | None = None,
+    *,
+    k: int | None = None,
+    sf_layout: str = "128x4",
+    alpha: float | Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    config: None = None,
+    backend: str | None = None,
+    invariant: bool = False,
+) -> Tensor:
+    """act(alpha x dequant(a) @ dequant(b)^T + bias), (..., M, N); batch dimensions broadcast.
+
+    Args:
+        a: NVFP4Tensor (..., M, K), or an fp16, bf16 or fp32 tensor (weight-only).
+        b: NVFP4Tensor (..., N, K): the weight, one row an output feature.
+        a_sf, b_sf: the raw form. With them `a` and `b` are packed codes, uint8 or float4_e2m1fn_x2 (..., M, K/2), and
+            these their float8_e4m3fn scales in `sf_layout`; `alpha` then carries the product of both global scales.
+            No copy is made where K is a multiple of 64 and the bytes are contiguous and aligned to 16.
+        k: logical K of the raw form; by default twice the bytes of a row.
+        sf_layout: "128x4" or "linear".
+        alpha: a finite float, or an fp32 tensor of shape ().
+        bias: (N,) fp16, bf16 or fp32, added in fp32 after alpha.
+        activation: None, "relu", "gelu" (the exact form, with erf) or "silu".
+        out_dtype: fp16, bf16 or fp32.
+        out: where to write, of shape (..., M, N) and dtype `out_dtype`, apart from every input; it is returned.
+        config: None; the CPU backend has no configurations.
+        backend: None to choose by the operands' device, or a name from `available_backends()`.
+        invariant: a row's bits do not depend on the other rows (slower).
+
+    Returns:
+        The result, within the contract: |y - exact| <= rounding of out_dtype + 2^-20 x sum_k |a||b| x |alpha| (CPU).
+
+    Raises:
+        TypeError, ValueError: naming the argument, what came and what is allowed.
+    """
+    left = arguments.operand("a", a, a_sf, k, sf_layout)
+    right = arguments.operand("b", b, b_sf, k, sf_layout)
+    if k is not None and a_sf is None and b_sf is None:
+        raise ValueError(f"k: {k}, but it goes with raw operands only; an NVFP4Tensor carries its shape")
+    inputs = {"a": a, "b": b, "a_sf": a_sf, "b_sf": b_sf}
+    call = _Call(left, right, alpha, bias, activation, out_dtype, out, config, backend, inputs)
+    return call.run(invariant=invariant)
+
+
+def grouped_gemm(
+    a: NVFP4Tensor | Tensor | list[NVFP4Tensor | Tensor],
+    b: NVFP4Tensor | list[NVFP4Tensor],
+    *,
+    group_sizes: Tensor | None = None,
+    group_offsets: Tensor | None = None,
+    masked_m: Tensor | None = None,
+    alpha: float | Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | list[Tensor] | None = None,
+    config: None = None,
+    backend: str | None = None,
+) -> Tensor | list[Tensor]:
+    """One matrix product a group, equal bit for bit to a loop of `gemm`. Three forms:
+
+    - contiguous: `a` (T, K) sorted by group, `b` (E, N, K), and `group_sizes` (E,), or `group_offsets`: (E + 1,) from 0
+      to T, or (E,) the end of each group. An `a` of layout "128x4-grouped" brings its own group sizes. -> (T, N).
+    - masked: `a` (E, max_m, K), `b` (E, N, K), `masked_m` (E,): group e has masked_m[e] rows. -> (E, max_m, N); rows
+      beyond the mask are neither read nor written: unspecified in a new result, untouched in a given `out`.
+    - list: `a` and `b` lists of 2-D operands of any shapes. -> a list of (M_i, N_i).
+
+    Args:
+        group_sizes, group_offsets, masked_m: int32 on the device of `a`.
+        alpha: a finite float, or an fp32 tensor of shape () or (E,).
+        bias: (N,) or (E, N) fp16, bf16 or fp32. In the list form (N,), and every N_i the same.
+        activation, out_dtype, config, backend: as for `gemm`. `out`: a tensor, or in the list form a list.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what came and what is allowed.
+    """
+    result: Tensor | list[Tensor]
+    if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
+        _refuse(group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
+        problems, result = _list_problems(a, b, out, out_dtype)
+    elif masked_m is not None:
+        _refuse(group_sizes=group_sizes, group_offsets=group_offsets)
+        problems, result = _masked_problems(a, b, masked_m, out, out_dtype)
+    else:
+        problems, result = _contiguous_problems(a, b, group_sizes, group_offsets, out, out_dtype)
+    alphas = _per_group("alpha", alpha, len(problems), 0)
+    biases = _per_group("bias", bias, len(problems), 1)
+    calls = [
+        _Call(left, right, group_alpha, group_bias, activation, out_dtype, target, config, backend, {"a": a, "b": b})
+        for (left, right, target), group_alpha, group_bias in zip(problems, alphas, biases, strict=True)
+    ]
+    for call in calls:  # only when every problem has passed its checks
+        call.run()
+    return result
+
+
+class _Call:
+    """One product, its arguments checked, its result allocated, ready to run."""
+
+    def __init__(
+        self,
+        a: NVFP4Tensor | Tensor,
+        b: NVFP4Tensor | Tensor,
+        alpha: float | Tensor | None,
+        bias: Tensor | None,
+        activation: str | None,
+        out_dtype: torch.dtype,
+        out: Tensor | None,
+        config: None,
+        backend: str | None,
+        inputs: dict[str, Any],
+    ) -> None:
+        if not isinstance(b, NVFP4Tensor):
+            raise TypeError(f"b: {arguments.kind(b)}, expected an NVFP4Tensor, or packed codes with b_sf")
+        arguments.check_pair(a, b)
+        n = b.shape[-2]
+        self.a, self.b = a, b
+        self.alpha = arguments.check_alpha(alpha, b.device)
+        self.bias = arguments.check_bias(bias, n, b.device)
+        self.activation = arguments.check_activation(activation)
+        if config is not None:
+            raise ValueError(f"config: {config!r}, expected None: the CPU backend has no configurations")
+        self.backend = backends.pick(backend, b.device)
+        shape = (*arguments.batch_shape(a, b), a.shape[-2], n)
+        self.out = arguments.output(out, shape, out_dtype, b.device, {**inputs, "alpha": alpha, "bias": bias})
+
+    def run(self, *, invariant: bool = False) -> Tensor:
+        with torch.no_grad():
+            self.backend.gemm(
+                self.a,
+                self.b,
+                self.out,
+                alpha=self.alpha,
+                bias=self.bias,
+                activation=self.activation,
+                invariant=invariant,
+            )
+        return self.out
+
+
+Problem = tuple[Any, Any, Tensor | None]
+
+
+def _contiguous_problems(
+    a: Any, b: Any, group_sizes: Tensor | None, group_offsets: Tensor | None, out: Any, out_dtype: torch.dtype
+) -> tuple[list[Problem], Tensor]:
+    _check_grouped_operands(a, b, a_ndim=2, form="contiguous")
+    rows, groups, n = a.shape[0], b.shape[0], b.shape[1]
+    if group_sizes is not None and group_offsets is not None:
+        raise ValueError("group_offsets: given together with group_sizes; expected one of the two")
+    if group_offsets is not None:
+        group_sizes = _sizes_from_offsets(group_offsets, groups, rows, a.device)
+    own = a.group_sizes if isinstance(a, NVFP4Tensor) else None
+    if group_sizes is None:
+        if own is None:
+            raise ValueError("group_sizes: missing; the contiguous form needs group_sizes or group_offsets")
+        group_sizes = own
+    sizes = check_group_sizes(group_sizes, rows, a.device)
+    if len(sizes) != groups:
+        raise ValueError(f"group_sizes: {len(sizes)} groups, but b has {groups}")
+    if own is not None and not torch.equal(own, sizes):
+        raise ValueError("group_sizes: differ from those that a's layout '128x4-grouped' was made with")
+    result = arguments.output(out, (rows, n), out_dtype, a.device, {"a": a, "b": b})
+    a, b = _sliceable(a), _sliceable(b)
+    problems: list[Problem] = []
+    start = 0
+    for e, size in enumerate(sizes.tolist()):
+        problems.append((a[start : start + size], b[e], result[start : start + size]))
+        start += size
+    return problems, result
+
+
+def _masked_problems(
+    a: Any, b: Any, masked_m: Tensor, out: Any, out_dtype: torch.dtype
+) -> tuple[list[Problem], Tensor]:
+    _check_grouped_operands(a, b, a_ndim=3, form="masked")
+    groups, most, _ = a.shape
+    if groups != b.shape[0]:
+        raise ValueError(f"b: {b.shape[0]} groups, but a has {groups}")
+    if not isinstance(masked_m, Tensor) or masked_m.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"masked_m: {arguments.kind(masked_m)}, expected an int32 tensor")
+    if masked_m.shape != (groups,) or masked_m.device != a.device:
+        raise ValueError(
+            f"masked_m: shape {tuple(masked_m.shape)} on {masked_m.device}, expected ({groups},) on {a.device}"
+        )
+    counts = masked_m.tolist()
+    for e, count in enumerate(counts):
+        if not 0 <= count <= most:
+            raise ValueError(f"masked_m: {count} at {e}, expected 0 to {most}, the rows of a group in a")
+    result = arguments.output(out, (groups, most, b.shape[1]), out_dtype, a.device, {"a": a, "b": b})
+    if out is None:
+        for e, count in enumerate(counts):
+            result[e, count:] = 0
+    a, b = _sliceable(a), _sliceable(b)
+    return [(a[e][:count], b[e], result[e, :count]) for e, count in enumerate(counts)], result
+
+
+def _list_problems(a: Any, b: Any, out: Any, out_dtype: torch.dtype) -> tuple[list[Problem], list[Tensor]]:
+    if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)):
+        raise TypeError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists or two single operands")
+    if len(a) != len(b):
+        raise ValueError(f"b: {len(b)} operands, but a has {len(a)}")
+    if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(a)):
+        raise ValueError(f"out: {arguments.kind(out)}, expected a list of {len(a)} tensors")
+    result = []
+    for i, (left, right) in enumerate(zip(a, b, strict=True)):
+        _check_operand_kinds(left, right, f"a[{i}]", f"b[{i}]")
+        if left.ndim != 2 or right.ndim != 2:
+            raise ValueError(
+                f"a[{i}], b[{i}]: shapes {tuple(left.shape)} and {tuple(right.shape)}, expected 2 dimensions each"
+            )
+        shape = (left.shape[0], right.shape[0])
+        given = None if out is None else out[i]
+        result.append(arguments.output(given, shape, out_dtype, right.device, {"a": list(a), "b": list(b)}))
+    for i, target in enumerate(result):
+        if out is not None and any(arguments.overlap(target, other) for other in result[:i]):
+            raise ValueError(f"out[{i}]: overlaps another element of out")
+    return list(zip(a, b, result, strict=True)), result
+
+
+def _check_grouped_operands(a: Any, b: Any, *, a_ndim: int, form: str) -> None:
+    _check_operand_kinds(a, b, "a", "b")
+    if a.ndim != a_ndim or b.ndim != 3:
+        raise ValueError(
+            f"a, b: shapes {tuple(a.shape)} and {tuple(b.shape)}, expected {a_ndim} and 3 dimensions "
+            f"for the {form} form"
+        )
+    arguments.check_pair(a, b)
+
+
+def _check_operand_kinds(a: Any, b: Any, a_name: str, b_name: str) -> None:
+    if not isinstance(b, NVFP4Tensor):
+        raise TypeError(f"{b_name}: {arguments.kind(b)}, expected an NVFP4Tensor")
+    if not isinstance(a, (NVFP4Tensor, Tensor)):
+        raise TypeError(f"{a_name}: {arguments.kind(a)}, expected an NVFP4Tensor or a floating tensor")
+
+
+def _sizes_from_offsets(offsets: Tensor, groups: int, rows: int, device: torch.device) -> Tensor:
+    if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"group_offsets: {arguments.kind(offsets)}, expected an int32 tensor")
+    if offsets.ndim != 1 or len(offsets) not in (groups, groups + 1) or offsets.device != device:
+        raise ValueError(
+            f"group_offsets: shape {tuple(offsets.shape)} on {offsets.device}, "
+            f"expected ({groups + 1},) or ({groups},) on {device}"
+        )
+    bounds = offsets.tolist() if len(offsets) == groups + 1 else [0, *offsets.tolist()]
+    if bounds[0] != 0 or bounds[-1] != rows or any(later < sooner for sooner, later in itertools.pairwise(bounds)):
+        raise ValueError(f"group_offsets: {offsets.tolist()}, expected to rise from 0 to the number of rows, {rows}")
+    return torch.tensor(bounds, dtype=torch.int32, device=device).diff()
+
+
+def _per_group(name: str, value: Any, groups: int, inner: int) -> list[Any]:
+    """A value for each group: one shared by all, or row e of a tensor with one more dimension."""
+    if not isinstance(value, Tensor) or value.ndim <= inner:
+        return [value] * groups
+    if value.ndim != inner + 1 or len(value) != groups:
+        raise ValueError(f"{name}: shape {tuple(value.shape)}, expected a leading dimension of {groups} groups")
+    return list(value.unbind(0))
+
+
+def _sliceable(x: NVFP4Tensor | Tensor) -> NVFP4Tensor | Tensor:
+    return x.with_layout("linear") if isinstance(x, NVFP4Tensor) else x
+
+
+def _refuse(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{name}: does not go with this form of grouped_gemm")

@@ -1,0 +1,1 @@
+"""The NVFP4 number formats, their packing, and the layouts of block scales."""

@@ -1,0 +1,6 @@
+"""From floating point to NVFP4: one rule for the bits, several methods to choose the block scales."""
+
+from blockscale.quantize.methods import METHODS
+from blockscale.quantize.quantizer import quantize
+
+__all__ = ["METHODS", "quantize"]

@@ -1,0 +1,215 @@
+"""The quantiser: tiles that stay in cache, every step an elementwise fp32 operation, so that the bits of a block depend
+on nothing but its 16 values and the global scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blockscale.formats import e2m1, e4m3, layouts
+from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LINEAR, round_up
+from blockscale.quantize.methods import METHODS, Method
+from blockscale.tensor import NVFP4Tensor, check_group_sizes, check_layout
+
+SMALLEST_GLOBAL_SCALE = 2.0**-126
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NONFINITE = ("error", "saturate")
+_TILE = 1 << 18  # elements; three int32 tiles stay in the second-level cache of two cores
+_F32_MAGNITUDE = 0x7FFFFFFF
+
+
+def quantize(
+    x: Tensor,
+    *,
+    method: str = "rtn",
+    global_scale: float | Tensor | None = None,
+    layout: str = "128x4",
+    group_sizes: Tensor | None = None,
+    nonfinite: str = "error",
+    seed: int | None = None,
+) -> NVFP4Tensor:
+    """Quantise `x` to NVFP4. The same bits whatever the batch, the strides and the number of threads.
+
+    Args:
+        x: (..., M, K), fp32, bf16 or fp16, on the CPU, any strides. M >= 0, K >= 1.
+        method: "rtn" (round to nearest), "four_over_six" (each block scaled to 6 or to 4, by squared error) or "mse"
+            (nearest E4M3 scale or one of its neighbours, by squared error).
+        global_scale: a positive multiplier of at least 2^-126 (float or fp32 tensor of one element). By default
+            amax(x) / 2688, or amax(x) / 1536 for "four_over_six". Values beyond 2688 x global_scale saturate.
+        layout: of the scales: "linear", "128x4" or "128x4-grouped".
+        group_sizes: int32 (E,) summing to M, for "128x4-grouped" and a 2-D `x`.
+        nonfinite: "error" refuses NaN and infinity; "saturate" takes NaN as 0 and ±infinity as the largest magnitude
+            that the global scale can hold; neither counts in amax(x).
+        seed: reserved for stochastic methods, of which there is none; must be None.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what came and what is allowed; for NaN or infinity its coordinate.
+
+    Source: docs/format.md. Every division is IEEE fp32, round to nearest even; no reciprocals, no flush to zero.
+    """
+    _check_arguments(x, method, layout, nonfinite, seed)
+    groups = _groups_for(x, layout, group_sizes)
+    with torch.no_grad():
+        finite_amax = _finite_amax(x, nonfinite)
+        unit = _global_scale(global_scale, finite_amax, METHODS[method].divisor)
+        k = x.shape[-1]
+        codes = torch.empty(*x.shape[:-1], round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(*x.shape[:-1], layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
+        tile = _Tile(METHODS[method], unit, k, saturate=nonfinite == "saturate")
+        for part, part_codes, part_scales in zip(_matrices(x), _matrices(codes), _matrices(scales), strict=True):
+            for r in range(0, len(part), tile.rows):
+                tile.quantize(part[r : r + tile.rows], part_codes[r : r + tile.rows], part_scales[r : r + tile.rows])
+        linear = NVFP4Tensor(codes, scales, unit, LINEAR, x.shape)
+        return linear.with_layout(layout, groups)
+
+
+class _Tile:
+    """Buffers for one tile of rows, and the steps over them."""
+
+    def __init__(self, method: Method, unit: Tensor, k: int, *, saturate: bool) -> None:
+        self.method, self.unit, self.k, self.saturate = method, unit, k, saturate
+        self.columns = round_up(k, K_ALIGN)
+        self.rows = max(1, _TILE // self.columns)
+        size = self.rows * self.columns
+        self.x = torch.zeros(size, device=unit.device)  # the columns beyond k stay zero
+        self.quotient, self.p, self.scratch = (
+            torch.empty(size, dtype=torch.int32, device=unit.device) for _ in range(3)
+        )
+
+    def quantize(self, x: Tensor, codes: Tensor, scales: Tensor) -> None:
+        """x (R, k) -> codes (R, columns/2) and scales (R, columns/16), both written whole."""
+        size = len(x) * self.columns
+        values = self.x[:size]
+        values.view(len(x), self.columns)[:, : self.k].copy_(x)
+        if self.saturate:
+            limit = min(float(e2m1.MAX * (e4m3.MAX * self.unit)), torch.finfo(torch.float32).max)
+            torch.nan_to_num_(values, nan=0.0, posinf=limit, neginf=-limit)
+        magnitudes = torch.bitwise_and(values.view(torch.int32), _F32_MAGNITUDE, out=self.scratch[:size])
+        block_amax = magnitudes.view(-1, BLOCK).amax(dim=1).view(torch.float32)
+        candidates = self.method.candidates(block_amax, self.unit)
+        best = candidates[0] if len(candidates) == 1 else self._best(values, candidates)
+        grid = self._encode(values, best).view(
+            torch.int64
+        )  # two codes a 64-bit word: 0..15 in the low byte of each half
+        codes.copy_((grid | (grid >> 28)).view(codes.shape))
+        scales.copy_(best.view(scales.shape))
+
+    def _encode(self, values: Tensor, scales: Tensor) -> Tensor:
+        """int32 codes of `values` under one E4M3 scale a block; valid until the next call."""
+        size = len(values)
+        d = (e4m3.decode(scales) * self.unit).unsqueeze(1)
+        quotient = self.quotient[:size]
+        torch.div(values.view(-1, BLOCK), d, out=quotient.view(torch.float32).view(-1, BLOCK))
+        e2m1.encode_bits(quotient, self.p[:size], self.scratch[:size])
+        zero = scales.view(torch.uint8) == 0
+        if bool(zero.any()):
+            quotient.view(-1, BLOCK).masked_fill_(zero.unsqueeze(1), 0)
+        return quotient
+
+    def _best(self, values: Tensor, candidates: list[Tensor]) -> Tensor:
+        """Of the candidates the scale with the least squared error, block by block; the first on ties."""
+        best = candidates[0].view(torch.uint8)
+        least = self._squared_error(values, candidates[0])
+        for scales in candidates[1:]:
+            error = self._squared_error(values, scales)
+            better = error < least
+            best = torch.where(better, scales.view(torch.uint8), best)
+            least = torch.where(better, error, least)
+        return best.view(torch.float8_e4m3fn)
+
+    def _squared_error(self, values: Tensor, scales: Tensor) -> Tensor:
+        """fp64 (blocks,), summed in one fixed order, so that the choice does not depend on how a sum is vectorised."""
+        d = (e4m3.decode(scales) * self.unit).unsqueeze(1)
+        restored = e2m1.decode(self._encode(values, scales)).view(-1, BLOCK) * d
+        error = (values.view(-1, BLOCK).double() - restored).square_()
+        for half in (8, 4, 2, 1):
+            error = error[:, :half] + error[:, half:]
+        return error.squeeze(1)
+
+
+def _matrices(x: Tensor) -> list[Tensor]:
+    """`x` (..., M, K) as 2-D views: one where the strides allow, else one a batch index."""
+    try:
+        return [x.view(-1, x.shape[-1])]
+    except RuntimeError:
+        return [x] if x.ndim == 2 else [m for part in x.unbind(0) for m in _matrices(part)]
+
+
+def _finite_amax(x: Tensor, nonfinite: str) -> Tensor:
+    """fp32 (): the largest finite magnitude, 0 when there is none. Raises ValueError for what `nonfinite` refuses."""
+    if x.numel() == 0:
+        return torch.zeros((), device=x.device)
+    low, high = torch.aminmax(x)
+    amax = torch.maximum(low.abs(), high.abs()).float()
+    if torch.isfinite(amax):
+        return amax
+    if nonfinite == "error":
+        raise ValueError(_first_nonfinite(x))
+    parts = (part[r : r + 1] for part in _matrices(x) for r in range(len(part)))
+    return (
+        torch.stack([torch.nan_to_num(p, nan=0.0, posinf=0.0, neginf=0.0).abs().amax() for p in parts]).amax().float()
+    )
+
+
+def _first_nonfinite(x: Tensor) -> str:
+    """The message for the first NaN or infinity of `x` in row-major order."""
+    position = 0
+    for part in _matrices(x):
+        for r in range(len(part)):
+            bad = ~torch.isfinite(part[r])
+            if bool(bad.any()):
+                at, rest = [], (position + r) * x.shape[-1] + int(bad.nonzero()[0])
+                for size in reversed(x.shape):
+                    rest, index = divmod(rest, size)
+                    at.append(index)
+                where = tuple(reversed(at))
+                return f"x: {float(x[where])} at {where}; allowed are finite values, or nonfinite='saturate'"
+        position += len(part)
+    raise AssertionError("no non-finite value found")
+
+
+def _global_scale(given: float | Tensor | None, amax: Tensor, divisor: float) -> Tensor:
+    if given is None:
+        return torch.ones_like(amax) if amax == 0 else (amax / divisor).clamp_(min=SMALLEST_GLOBAL_SCALE)
+    if isinstance(given, Tensor):
+        if given.numel() != 1 or given.dtype != torch.float32 or given.device.type != "cpu":
+            raise ValueError(
+                f"global_scale: {given.dtype} tensor of shape {tuple(given.shape)} on {given.device}, "
+                "expected one fp32 element on x's device"
+            )
+        unit = given.detach().reshape(()).clone()
+    else:
+        unit = torch.tensor(float(given), dtype=torch.float32, device=amax.device)
+    if not SMALLEST_GLOBAL_SCALE <= float(unit) < float("inf"):
+        raise ValueError(f"global_scale: {float(unit)}, expected a finite multiplier of at least 2^-126")
+    return unit
+
+
+def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: int | None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: {type(x).__name__}, expected a torch.Tensor")
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"x: dtype {x.dtype}, expected one of {', '.join(map(str, _DTYPES))}")
+    if x.ndim < 2:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected at least 2 dimensions (..., M, K)")
+    if x.shape[-1] < 1:
+        raise ValueError(f"x: K = {x.shape[-1]}, expected at least 1")
+    if x.device.type != "cpu":
+        raise ValueError(f"x: on {x.device}; this version quantises on the CPU (the result moves with .to())")
+    if method not in METHODS:
+        raise ValueError(f"method: {method!r}, expected one of {', '.join(map(repr, METHODS))}")
+    if nonfinite not in _NONFINITE:
+        raise ValueError(f"nonfinite: {nonfinite!r}, expected one of {', '.join(map(repr, _NONFINITE))}")
+    if seed is not None:
+        raise ValueError(f"seed: {seed!r}, expected None: {method!r} is not stochastic")
+    check_layout(layout)
+
+
+def _groups_for(x: Tensor, layout: str, group_sizes: Tensor | None) -> Tensor | None:
+    if group_sizes is None and layout != GROUPED:
+        return None
+    if group_sizes is None or layout != GROUPED:
+        raise ValueError(f"group_sizes: go with layout={GROUPED!r} and only with it; layout is {layout!r}")
+    if x.ndim != 2:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected 2 dimensions for layout {GROUPED!r}")
+    return check_group_sizes(group_sizes, x.shape[0], x.device)

@@ -1,0 +1,385 @@
+"""NVFP4Tensor, the one operand object."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from blockscale.formats import blocks, e4m3, layouts, packing
+from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FILE_FORMAT = "blockscale.nvfp4"
+_FILE_VERSION = "1"
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_ROWS_AT_ONCE = 1 << 20  # elements that dequantize expands at a time
+
+
+@dataclass(frozen=True, eq=False)
+class NVFP4Tensor:
+    """A matrix, or a batch of matrices, in NVFP4. Made by `quantize`, `from_parts` or `load`.
+
+    Attributes:
+        codes: uint8 (..., M, K_pad/2), two E2M1 codes a byte, low nibble = even k; K_pad = K rounded up to 64.
+        scales: float8_e4m3fn, one for 16 consecutive k, arranged as `layout` says.
+        global_scale: fp32 (), a multiplier: value = code x (scale x global_scale).
+        layout: "linear", "128x4" or "128x4-grouped" (see `blockscale.formats.layouts`).
+        shape: the logical shape (..., M, K). Padding is storage only and never observable.
+        group_sizes: int32 (E,) for "128x4-grouped", otherwise None.
+        scale_offsets: int32 (E + 1,) for "128x4-grouped": the scale row at which each group starts; otherwise None.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    global_scale: Tensor
+    layout: str
+    shape: torch.Size
+    group_sizes: Tensor | None = None
+    scale_offsets: Tensor | None = None
+
+    @classmethod
+    def from_parts(
+        cls,
+        codes: Tensor,
+        scales: Tensor,
+        global_scale: float | Tensor = 1.0,
+        *,
+        shape: Sequence[int] | None = None,
+        layout: str = "128x4",
+        group_sizes: Tensor | None = None,
+        check_values: bool | None = None,
+    ) -> Self:
+        """Wrap existing codes and scales; no copy where K is a multiple of 64 and the bytes are contiguous and aligned.
+
+        Args:
+            codes: uint8 or float4_e2m1fn_x2 (..., M, ceil(K/2)) or (..., M, K_pad/2).
+            scales: float8_e4m3fn in `layout`; blocks padded to K_pad/16 or, if linear, ceil(K/16) of them.
+                The scales of "128x4" may also come flat.
+            global_scale: the multiplier, a float or an fp32 tensor of one element.
+            shape: logical shape; by default K is twice the last dimension of `codes`.
+            group_sizes: int (E,), for "128x4-grouped".
+            check_values: look for scales and a global scale that the format does not allow. Default: on the CPU only,
+                since a look at a GPU's values makes the host wait. Scales in padding are never looked at.
+
+        Raises:
+            TypeError, ValueError: naming the argument, what came and what is allowed.
+        """
+        if codes.dtype not in (torch.uint8, torch.float4_e2m1fn_x2):
+            raise TypeError(f"codes: dtype {codes.dtype}, expected torch.uint8 or torch.float4_e2m1fn_x2")
+        if scales.dtype != torch.float8_e4m3fn:
+            raise TypeError(
+                f"scales: dtype {scales.dtype}, expected torch.float8_e4m3fn (raw bytes: .view(torch.float8_e4m3fn))"
+            )
+        check_layout(layout)
+        codes = packing.as_bytes(codes)
+        if codes.ndim < 2:
+            raise ValueError(f"codes: shape {tuple(codes.shape)}, expected at least 2 dimensions (..., M, K/2)")
+        size = torch.Size((*codes.shape[:-1], codes.shape[-1] * 2) if shape is None else shape)
+        _check_shape(codes, size)
+        if scales.device != codes.device:
+            raise ValueError(f"scales: on {scales.device}, but codes are on {codes.device}")
+        groups = _check_groups(group_sizes, layout, size, codes.device)
+        scales = _check_scale_shape(scales, layout, size, groups)
+        unit = _as_global_scale(global_scale, codes.device)
+        offsets = None if groups is None else layouts.scale_offsets(groups)
+        made = cls(codes, scales, unit, layout, size, groups, offsets)._with_clean_columns()
+        if check_values if check_values is not None else codes.device.type == "cpu":
+            made._check_values()
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and global scale, padding included."""
+        return sum(t.numel() * t.element_size() for t in (self.codes, self.scales, self.global_scale))
+
+    def __repr__(self) -> str:
+        groups = "" if self.group_sizes is None else f", groups={len(self.group_sizes)}"
+        return f"NVFP4Tensor(shape={tuple(self.shape)}, layout={self.layout!r}{groups}, device={str(self.device)!r})"
+
+    def linear_scales(self) -> Tensor:
+        """float8_e4m3fn (..., M, K_pad/16), row major; `scales` itself when the layout is already linear."""
+        *_, rows, k = self.shape
+        if self.layout == LINEAR:
+            return self.scales
+        if self.layout == GROUPED:
+            assert self.group_sizes is not None
+            return layouts.unswizzle_grouped(self.scales, self.group_sizes, rows, layouts.blocks(k))
+        return layouts.unswizzle(self.scales, rows, layouts.blocks(k))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values, (..., M, K): fl32(code x fl32(scale x global_scale)), then rounded to `dtype`."""
+        if dtype not in _FLOATS:
+            raise TypeError(f"dtype: {dtype}, expected one of {', '.join(map(str, _FLOATS))}")
+        *_, k = self.shape
+        out = torch.empty(self.shape, dtype=dtype, device=self.device)
+        codes, flat = self.codes.flatten(0, -2), out.view(-1, k)
+        scales = self.linear_scales().flatten(0, -2)
+        step = max(1, _ROWS_AT_ONCE // (2 * codes.shape[-1]))
+        for r in range(0, len(codes), step):
+            d = e4m3.decode(scales[r : r + step]) * self.global_scale
+            flat[r : r + step] = blocks.expand(codes[r : r + step], d)[:, :k]
+        return out
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same tensor on another device (itself if it is there already)."""
+
+        def move(t: Tensor | None) -> Any:
+            return None if t is None else t.to(device, non_blocking=non_blocking)
+
+        if torch.device(device) == self.device:
+            return self
+        return replace(
+            self,
+            codes=move(self.codes),
+            scales=move(self.scales),
+            global_scale=move(self.global_scale),
+            group_sizes=move(self.group_sizes),
+            scale_offsets=move(self.scale_offsets),
+        )
+
+    def with_layout(self, layout: str, group_sizes: Tensor | None = None) -> Self:
+        """The same values with the scales in `layout`; itself if nothing changes. `group_sizes` for "128x4-grouped"."""
+        check_layout(layout)
+        if layout == self.layout and (group_sizes is None or layout != GROUPED):
+            if group_sizes is not None:
+                raise ValueError(f"group_sizes: only for layout {GROUPED!r}, not {layout!r}")
+            return self
+        groups = _check_groups(group_sizes, layout, self.shape, self.device)
+        linear = self.linear_scales()
+        if groups is not None:
+            scales = layouts.swizzle_grouped(linear, groups)
+        else:
+            scales = linear if layout == LINEAR else layouts.swizzle(linear)
+        offsets = None if groups is None else layouts.scale_offsets(groups)
+        return replace(self, scales=scales, layout=layout, group_sizes=groups, scale_offsets=offsets)
+
+    def __getitem__(self, index: Any) -> Self:
+        """A part: integers or slices of batch dimensions, slices of rows, slices of K on block boundaries (16).
+
+        Rows of "128x4-grouped" cannot be sliced: take `.with_layout("linear")` first.
+        """
+        *lead, rows, cols = _full_index(index, self.ndim)
+        k0, k1 = _unit_slice(cols, self.shape[-1], "K")
+        r0, r1 = _unit_slice(rows, self.shape[-2], "M")
+        if k0 % BLOCK or (k1 % BLOCK and k1 != self.shape[-1]) or k1 <= k0:
+            raise ValueError(
+                f"index: K slice {k0}:{k1} of K = {self.shape[-1]} must be non-empty and lie on multiples of {BLOCK}"
+            )
+        if self.layout == GROUPED and (r0, r1) != (0, self.shape[-2]):
+            raise ValueError(f"index: rows of layout {GROUPED!r} cannot be sliced; use .with_layout('linear') first")
+        of_codes = (*lead, slice(r0, r1), slice(k0 // 2, (k1 + 1) // 2))
+        of_scales = (*lead, slice(r0, r1), slice(k0 // BLOCK, -(-k1 // BLOCK)))
+        codes, scales = self.codes[of_codes], self.linear_scales()[of_scales]
+        part = type(self).from_parts(
+            codes,
+            scales,
+            self.global_scale,
+            shape=(*codes.shape[:-1], k1 - k0),
+            layout=LINEAR,
+            check_values=False,
+        )
+        return part.with_layout(self.layout, self.group_sizes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file: the parts as tensors, layout and logical shape as metadata. Padding is zeroed.
+
+        The file appears under its name only when it is whole.
+        """
+        from safetensors.torch import save_file
+
+        clean = self.with_layout(LINEAR).with_layout(self.layout, self.group_sizes)
+        parts = {"codes": clean.codes, "scales": clean.scales, "global_scale": clean.global_scale}
+        if clean.group_sizes is not None:
+            parts["group_sizes"] = clean.group_sizes
+        metadata = {
+            "format": _FILE_FORMAT,
+            "version": _FILE_VERSION,
+            "layout": self.layout,
+            "shape": json.dumps(list(self.shape)),
+        }
+        folder = os.path.dirname(os.path.abspath(path))
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".safetensors.part")
+        os.close(handle)
+        try:
+            save_file({name: t.contiguous() for name, t in parts.items()}, temporary, metadata)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Self:
+        """Read what `save` wrote. Raises ValueError naming the file when it is something else or damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except SafetensorError as error:
+            raise ValueError(f"{os.fspath(path)}: not a readable safetensors file: {error}") from error
+        if metadata.get("format") != _FILE_FORMAT or metadata.get("version") != _FILE_VERSION:
+            raise ValueError(
+                f"{os.fspath(path)}: metadata says format {metadata.get('format')!r} version "
+                f"{metadata.get('version')!r}, expected {_FILE_FORMAT!r} version {_FILE_VERSION!r}"
+            )
+        try:
+            return cls.from_parts(
+                parts["codes"],
+                parts["scales"],
+                parts["global_scale"],
+                shape=json.loads(metadata["shape"]),
+                layout=metadata["layout"],
+                group_sizes=parts.get("group_sizes"),
+            )
+        except KeyError as error:
+            raise ValueError(f"{os.fspath(path)}: has no {error}") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+    def _with_clean_columns(self) -> Self:
+        """Storage in normative form: K padded to 64 with zero codes and scales, contiguous, aligned to 16 bytes."""
+        *_, k = self.shape
+        codes, scales = self.codes, self.scales
+        columns = round_up(k, K_ALIGN) // 2
+        if codes.shape[-1] != columns or k % K_ALIGN or not codes.is_contiguous() or codes.data_ptr() % 16:
+            codes = codes.new_zeros(*codes.shape[:-1], columns)
+            codes[..., : (k + 1) // 2] = self.codes[..., : (k + 1) // 2]
+            if k % 2:
+                codes[..., k // 2] &= 0xF
+        if k % K_ALIGN:
+            linear = replace(self, codes=codes).linear_scales().view(torch.uint8)
+            clean = linear.new_zeros(*linear.shape[:-1], layouts.blocks(k))
+            clean[..., : -(-k // BLOCK)] = linear[..., : -(-k // BLOCK)]
+            made = replace(self, codes=codes, scales=clean.view(torch.float8_e4m3fn), layout=LINEAR)
+            return made.with_layout(self.layout, self.group_sizes)
+        if not scales.is_contiguous() or scales.data_ptr() % 16:
+            scales = scales.clone(memory_format=torch.contiguous_format)
+        return replace(self, codes=codes, scales=scales)
+
+    def _check_values(self) -> None:
+        unit = float(self.global_scale)
+        if not 0 < unit < float("inf"):
+            raise ValueError(f"global_scale: {unit}, expected a positive finite multiplier")
+        bad = e4m3.invalid(self.linear_scales())
+        if bool(bad.any()):
+            where = tuple(int(i) for i in bad.nonzero()[0])
+            byte = int(self.linear_scales().view(torch.uint8)[where])
+            raise ValueError(
+                f"scales: byte 0x{byte:02X} at (row, block) index {where}; a scale is finite E4M3 with the sign bit "
+                f"clear, 0x00 to 0x{e4m3.LARGEST_CODE:02X}"
+            )
+
+
+def check_layout(layout: str, name: str = "layout") -> None:
+    """Raise ValueError unless `layout` is one of the three tags."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"{name}: {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
+
+
+def check_group_sizes(group_sizes: Tensor, rows: int, device: torch.device, name: str = "group_sizes") -> Tensor:
+    """`group_sizes` (E,) as int32, checked; where the host sees the values also non-negative and summing to `rows`."""
+    if not isinstance(group_sizes, Tensor) or group_sizes.dtype not in (torch.int32, torch.int64):
+        got = group_sizes.dtype if isinstance(group_sizes, Tensor) else type(group_sizes).__name__
+        raise TypeError(f"{name}: {got}, expected an int32 tensor")
+    if group_sizes.ndim != 1:
+        raise ValueError(f"{name}: shape {tuple(group_sizes.shape)}, expected (E,)")
+    if group_sizes.device != device:
+        raise ValueError(f"{name}: on {group_sizes.device}, but the operand is on {device}")
+    if device.type == "cpu":
+        if bool((group_sizes < 0).any()):
+            at = int((group_sizes < 0).nonzero()[0])
+            raise ValueError(f"{name}: {int(group_sizes[at])} at {at}, expected sizes of at least 0")
+        if int(group_sizes.long().sum()) != rows:
+            raise ValueError(f"{name}: sum {int(group_sizes.long().sum())}, expected the number of rows, {rows}")
+    return group_sizes.to(torch.int32)
+
+
+def _check_shape(codes: Tensor, size: torch.Size) -> None:
+    if len(size) != codes.ndim or size[:-1] != codes.shape[:-1]:
+        raise ValueError(f"shape: {tuple(size)} does not match codes of shape {tuple(codes.shape)}")
+    k = size[-1]
+    if k < 1:
+        raise ValueError(f"shape: K = {k}, expected at least 1")
+    allowed = sorted({(k + 1) // 2, round_up(k, K_ALIGN) // 2})
+    if codes.shape[-1] not in allowed:
+        raise ValueError(f"codes: {codes.shape[-1]} bytes a row, expected {' or '.join(map(str, allowed))} for K = {k}")
+
+
+def _check_scale_shape(scales: Tensor, layout: str, size: torch.Size, groups: Tensor | None) -> Tensor:
+    *batch, rows, k = size
+    columns = layouts.blocks(k)
+    if layout == LINEAR:
+        allowed = [torch.Size((*batch, rows, c)) for c in sorted({-(-k // BLOCK), columns})]
+    else:
+        padded = round_up(rows, ROW_ALIGN) if groups is None else layouts.grouped_rows(rows, len(groups))
+        allowed = [torch.Size((*batch, padded, columns))]
+    if scales.shape in allowed:
+        return scales
+    if layout != LINEAR and scales.ndim == 1 and scales.numel() == allowed[0].numel():
+        return scales.reshape(allowed[0])
+    raise ValueError(
+        f"scales: shape {tuple(scales.shape)}, expected {' or '.join(str(tuple(s)) for s in allowed)} "
+        f"for layout {layout!r} and logical shape {tuple(size)}"
+    )
+
+
+def _check_groups(group_sizes: Tensor | None, layout: str, size: torch.Size, device: torch.device) -> Tensor | None:
+    if layout != GROUPED:
+        if group_sizes is not None:
+            raise ValueError(f"group_sizes: only for layout {GROUPED!r}, not {layout!r}")
+        return None
+    if group_sizes is None:
+        raise ValueError(f"group_sizes: missing; layout {GROUPED!r} needs them")
+    if len(size) != 2:
+        raise ValueError(f"shape: {tuple(size)}, expected 2 dimensions for layout {GROUPED!r}")
+    return check_group_sizes(group_sizes, size[-2], device)
+
+
+def _as_global_scale(value: float | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.dtype != torch.float32:
+            raise ValueError(
+                f"global_scale: {value.dtype} tensor of shape {tuple(value.shape)}, expected one fp32 element"
+            )
+        if value.device != device:
+            raise ValueError(f"global_scale: on {value.device}, but codes are on {device}")
+        return value.reshape(())
+    return torch.tensor(float(value), dtype=torch.float32, device=device)
+
+
+def _full_index(index: Any, ndim: int) -> tuple[Any, ...]:
+    index = index if isinstance(index, tuple) else (index,)
+    if index.count(Ellipsis) > 1 or len(index) - index.count(Ellipsis) > ndim:
+        raise IndexError(f"index: {len(index)} entries for {ndim} dimensions")
+    at = index.index(Ellipsis) if Ellipsis in index else len(index)
+    fill = (slice(None),) * (ndim - (len(index) - index.count(Ellipsis)))
+    full = (*index[:at], *fill, *index[at + 1 :])
+    for entry in full[:-2]:
+        if not isinstance(entry, (int, slice)):
+            raise TypeError(f"index: {type(entry).__name__} in a batch dimension, expected an integer or a slice")
+    return full
+
+
+def _unit_slice(entry: Any, size: int, name: str) -> tuple[int, int]:
+    if not isinstance(entry, slice) or entry.step not in (None, 1):
+        raise TypeError(f"index: {entry!r} in dimension {name}, expected a slice of step 1")
+    start, stop, _ = entry.indices(size)
+    return start, max(start, stop)
