@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,6 +112,11 @@ class NVFP4Tensor:
     def __repr__(self) -> str:
         groups = "" if self.group_sizes is None else f", groups={len(self.group_sizes)}"
         return f"NVFP4Tensor(shape={tuple(self.shape)}, layout={self.layout!r}{groups}, device={str(self.device)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Scales travel as uint8: pickle cannot restore a float8 tensor (torch 2.13)."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return _restore, (type(self), {**parts, "scales": self.scales.view(torch.uint8), "shape": tuple(self.shape)})
 
     def linear_scales(self) -> Tensor:
         """float8_e4m3fn (..., M, K_pad/16), row major; `scales` itself when the layout is already linear."""
@@ -286,6 +291,10 @@ class NVFP4Tensor:
                 f"scales: byte 0x{byte:02X} at (row, block) index {where}; a scale is finite E4M3 with the sign bit "
                 f"clear, 0x00 to 0x{e4m3.LARGEST_CODE:02X}"
             )
+
+
+def _restore(cls: type[NVFP4Tensor], parts: dict[str, Any]) -> NVFP4Tensor:
+    return cls(**{**parts, "scales": parts["scales"].view(torch.float8_e4m3fn), "shape": torch.Size(parts["shape"])})
 
 
 def check_layout(layout: str, name: str = "layout") -> None:

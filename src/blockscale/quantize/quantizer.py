@@ -56,9 +56,13 @@ def quantize(
         codes = torch.empty(*x.shape[:-1], round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
         scales = torch.empty(*x.shape[:-1], layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
         tile = _Tile(METHODS[method], unit, k, saturate=nonfinite == "saturate")
-        for part, part_codes, part_scales in zip(_matrices(x), _matrices(codes), _matrices(scales), strict=True):
+        parts = _matrices(x) if x.numel() else []
+        for i, part in enumerate(parts):
+            part_codes = codes.view(len(parts), -1, codes.shape[-1])[i]
+            part_scales = scales.view(len(parts), -1, scales.shape[-1])[i]
             for r in range(0, len(part), tile.rows):
-                tile.quantize(part[r : r + tile.rows], part_codes[r : r + tile.rows], part_scales[r : r + tile.rows])
+                rows = slice(r, r + tile.rows)
+                tile.quantize(part[rows], part_codes[rows], part_scales[rows])
         linear = NVFP4Tensor(codes, scales, unit, LINEAR, x.shape)
         return linear.with_layout(layout, groups)
 
@@ -72,9 +76,7 @@ class _Tile:
         self.rows = max(1, _TILE // self.columns)
         size = self.rows * self.columns
         self.x = torch.zeros(size, device=unit.device)  # the columns beyond k stay zero
-        self.quotient, self.p, self.scratch = (
-            torch.empty(size, dtype=torch.int32, device=unit.device) for _ in range(3)
-        )
+        self.quotient, self.p, self.scratch = torch.empty(3, size, dtype=torch.int32, device=unit.device).unbind(0)
 
     def quantize(self, x: Tensor, codes: Tensor, scales: Tensor) -> None:
         """x (R, k) -> codes (R, columns/2) and scales (R, columns/16), both written whole."""
@@ -88,9 +90,7 @@ class _Tile:
         block_amax = magnitudes.view(-1, BLOCK).amax(dim=1).view(torch.float32)
         candidates = self.method.candidates(block_amax, self.unit)
         best = candidates[0] if len(candidates) == 1 else self._best(values, candidates)
-        grid = self._encode(values, best).view(
-            torch.int64
-        )  # two codes a 64-bit word: 0..15 in the low byte of each half
+        grid = self._encode(values, best).view(torch.int64)  # two codes, each in the low byte of one half
         codes.copy_((grid | (grid >> 28)).view(codes.shape))
         scales.copy_(best.view(scales.shape))
 

@@ -1,0 +1,3 @@
+from blockscale.cli import main
+
+main()

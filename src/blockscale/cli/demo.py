@@ -1,0 +1,138 @@
+"""`blockscale demo`: real weights through NVFP4, and what that costs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from blockscale.cli.terminal import FAILED, REFUSED, AsJson, output, plain_table, print_json, progress, refusals
+from blockscale.demo import job
+from blockscale.demo.layers import METHODS, Layer, Skipped, WeightFile
+from blockscale.demo.similarity import REQUIRED, Similarity
+
+
+def demo(
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Quantise the 2-D tensors of this safetensors file instead.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Quantise a real sentence encoder to NVFP4, run it, and compare its embeddings with fp32."""
+    if weights is not None:
+        show_file(weights, as_json)
+        return
+    with refusals(as_json):
+        report = job.run(progress)
+    if as_json:
+        print_json(as_document(report))
+    else:
+        show(report)
+    for miss in misses(report.runs):
+        typer.echo(f"blockscale: {miss}", err=True)
+    if not report.passed:
+        raise typer.Exit(FAILED)
+
+
+def misses(runs: Sequence[Similarity]) -> list[str]:
+    """One message for each run that is not close enough to fp32."""
+    return [
+        f"{run.activations} with {run.method}: minimum {run.minimum:.4f}, mean {run.mean:.4f}; "
+        f"required {REQUIRED[run.activations].minimum} and {REQUIRED[run.activations].mean}"
+        for run in runs
+        if not run.passed
+    ]
+
+
+def as_document(report: job.Report) -> dict[str, Any]:
+    return {
+        "layers": [asdict(layer) for layer in report.layers],
+        "sentences": [asdict(sentence) for sentence in report.sentences],
+        "runs": [
+            asdict(run)
+            | {"minimum": run.minimum, "mean": run.mean, "passed": run.passed}
+            | {"required": asdict(REQUIRED[run.activations])}
+            for run in report.runs
+        ],
+        "seconds": report.seconds,
+        "passed": report.passed,
+    }
+
+
+def show(report: job.Report) -> None:
+    console = output()
+    layers = [replace(layer, name=layer.name.removeprefix("encoder.")) for layer in report.layers]
+    console.print(layer_table("all-MiniLM-L6-v2: its linear layers", layers), "")
+    console.print(sentence_table(report), "")
+    console.print(summary_table(report.runs), "")
+    verdict = "every requirement met" if report.passed else "requirements missed"
+    console.print(f"{len(report.layers)} layers, {len(report.sentences)} sentences, {report.seconds:.1f} s: {verdict}")
+
+
+def layer_table(title: str, layers: Sequence[Layer]) -> Table:
+    before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)
+    total = f"total, {before / after:.2f} times smaller" if after else "total"
+    table = plain_table(f"{title} in NVFP4, with the SNR of each quantiser", show_footer=True)
+    table.add_column("layer", total, overflow="fold", min_width=24)
+    table.add_column("shape", justify="right", no_wrap=True)
+    table.add_column("bytes", f"{before:,}", justify="right", no_wrap=True)
+    table.add_column("in NVFP4", f"{after:,}", justify="right", no_wrap=True)
+    for method in METHODS:
+        table.add_column(f"{method.replace('_', ' ')} dB", justify="right", max_width=5)
+    for layer in layers:
+        snr = ["exact" if value is None else f"{value:.2f}" for value in layer.snr_db.values()]
+        shape = f"{layer.shape[0]}x{layer.shape[1]}"
+        table.add_row(Text(layer.name), shape, f"{layer.bytes_before:,}", f"{layer.bytes_after:,}", *snr)
+    return table
+
+
+def sentence_table(report: job.Report) -> Table:
+    table = plain_table("Cosine similarity with the fp32 embedding", expand=True)
+    table.add_column("sentence", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("tokens", justify="right")
+    for run in report.runs:
+        heading = f"{run.activations.replace('-', ' ')} {run.method.replace('_', ' ')}"
+        table.add_column(heading, justify="right", width=8)
+    for i, sentence in enumerate(report.sentences):
+        table.add_row(Text(sentence.text), str(sentence.tokens), *(f"{run.cosines[i]:.4f}" for run in report.runs))
+    return table
+
+
+def summary_table(runs: Sequence[Similarity]) -> Table:
+    table = plain_table("Against what is required")
+    for heading in ("activations", "method"):
+        table.add_column(heading)
+    for heading in ("minimum", "required", "mean", "required", ""):
+        table.add_column(heading, justify="right")
+    for run in runs:
+        required = REQUIRED[run.activations]
+        numbers = (run.minimum, required.minimum, run.mean, required.mean)
+        verdict = "[green]met[/]" if run.passed else "[red]missed[/]"
+        table.add_row(run.activations, run.method.replace("_", " "), *(f"{x:.4f}" for x in numbers), verdict)
+    return table
+
+
+def show_file(path: Path, as_json: bool) -> None:
+    """The layer table for every matrix of the user's file, and why the other tensors are not in it."""
+    with refusals(as_json), WeightFile(path) as file, progress("quantising", len(file)) as advance:
+        rows: list[Layer | Skipped] = []
+        for row in file:
+            rows.append(row)
+            advance()
+    layers = [row for row in rows if isinstance(row, Layer)]
+    skipped = [row for row in rows if isinstance(row, Skipped)]
+    if as_json:
+        print_json({"layers": [asdict(row) for row in layers], "skipped": [asdict(row) for row in skipped]})
+    else:
+        console = output()
+        if layers:
+            console.print(layer_table(f"{path}: its matrices", layers), "")
+        for row in skipped:
+            console.print(Text(f"skipped {row.name}: {row.reason}"), soft_wrap=True)
+    if not layers:
+        typer.echo(f"blockscale: no tensor of {path} can be quantised", err=True)
+        raise typer.Exit(REFUSED)
