@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends
+from blockscale import arguments, backends, threads
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -153,7 +153,7 @@ class _Call:
         self.out = arguments.output(out, shape, out_dtype, b.device, {**inputs, "alpha": alpha, "bias": bias})
 
     def run(self, *, invariant: bool = False) -> Tensor:
-        with torch.no_grad():
+        with threads.exact_arithmetic():
             self.backend.gemm(
                 self.a,
                 self.b,

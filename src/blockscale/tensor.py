@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from blockscale import threads
 from blockscale.formats import blocks, e4m3, layouts, packing
 from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_ROWS_AT_ONCE = 1 << 20  # elements that dequantize expands at a time
+_PIECE = 1 << 18  # elements that dequantize expands at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +137,14 @@ class NVFP4Tensor:
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
         codes, flat = self.codes.flatten(0, -2), out.view(-1, k)
         scales = self.linear_scales().flatten(0, -2)
-        step = max(1, _ROWS_AT_ONCE // (2 * codes.shape[-1]))
-        for r in range(0, len(codes), step):
+        step = max(1, _PIECE // (2 * codes.shape[-1]))
+
+        def fill(r: int) -> None:
             d = e4m3.decode(scales[r : r + step]) * self.global_scale
             flat[r : r + step] = blocks.expand(codes[r : r + step], d)[:, :k]
+
+        with threads.exact_arithmetic():
+            threads.for_each(fill, range(0, len(codes), step))
         return out
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:

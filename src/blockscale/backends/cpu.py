@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blockscale import threads
 from blockscale.formats import blocks, e4m3
 from blockscale.formats.layouts import BLOCK
 from blockscale.tensor import NVFP4Tensor
 
 N_TILE = 256
-K_STRIP = 4096  # an fp32 tile of N_TILE x K_STRIP is 4 MiB
+K_STRIP = 2048  # an fp32 tile of N_TILE x K_STRIP is 2 MiB, and each thread holds one
 K_LEAF = 256
 ROW_BYTES = 16 << 20  # of one block of expanded rows of `a`
 _SAFE_BF16 = (2.0**-64, 2.0**64)  # magnitudes whose products with code x scale stay normal in fp32
@@ -64,8 +65,9 @@ def gemm(
     epilogue = _Epilogue(alpha * _unit(a) * _unit(b), None if bias is None else bias.float(), activation)
     batch = None if b.ndim == 2 else out.shape[:-2]
     targets = result.view(1 if batch is None else math.prod(batch), -1, out.shape[-1])
-    for rows, weight, target in zip(_matrices(a, batch), _matrices(b, batch), targets, strict=True):
-        _multiply(rows, weight, target, epilogue, invariant=invariant)
+    problems = list(zip(_matrices(a, batch), _matrices(b, batch), targets, strict=True))
+    # Several matrices are shared out among threads whole; the tiles of a single one are, inside _multiply.
+    threads.for_each(lambda problem: _multiply(*problem, epilogue, invariant=invariant), problems)
     if result is not out:
         out.copy_(result)
 
@@ -73,11 +75,15 @@ def gemm(
 def _multiply(rows: _Matrix, weight: _Matrix, target: Tensor, epilogue: _Epilogue, *, invariant: bool) -> None:
     step = max(1, ROW_BYTES // (rows.k * 4))
     dot = _dot_row_by_row if invariant else _dot
+    everything = slice(0, rows.k)
+    tiles = [slice(n, n + N_TILE) for n in range(0, len(weight), N_TILE)]
     for r in range(0, len(rows), step):
-        block = rows.expand(slice(r, r + step), slice(0, rows.k), torch.float64 if invariant else None)
-        for n in range(0, len(weight), N_TILE):
-            tile = slice(n, n + N_TILE)
-            target[r : r + step, tile] = epilogue(dot(block, weight, tile, slice(0, rows.k)), tile)
+        block = rows.expand(slice(r, r + step), everything, torch.float64 if invariant else None)
+
+        def multiply(tile: slice, block: Tensor = block, part: Tensor = target[r : r + step]) -> None:
+            part[:, tile] = epilogue(dot(block, weight, tile, everything), tile)
+
+        threads.for_each(multiply, tiles)
 
 
 def _dot(block: Tensor, weight: _Matrix, tile: slice, k: slice) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from blockscale import threads
 from blockscale.formats import e2m1, e4m3, layouts
 from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LINEAR, round_up
 from blockscale.quantize.methods import METHODS, Method
@@ -14,7 +15,7 @@ from blockscale.tensor import NVFP4Tensor, check_group_sizes, check_layout
 SMALLEST_GLOBAL_SCALE = 2.0**-126
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NONFINITE = ("error", "saturate")
-_TILE = 1 << 18  # elements; three int32 tiles stay in the second-level cache of two cores
+_TILE = 1 << 18  # elements; a thread works in four buffers of this size, 4 bytes an element
 _F32_MAGNITUDE = 0x7FFFFFFF
 
 
@@ -49,32 +50,41 @@ def quantize(
     """
     _check_arguments(x, method, layout, nonfinite, seed)
     groups = _groups_for(x, layout, group_sizes)
-    with torch.no_grad():
+    with threads.exact_arithmetic():
         finite_amax = _finite_amax(x, nonfinite)
         unit = _global_scale(global_scale, finite_amax, METHODS[method].divisor)
         k = x.shape[-1]
         codes = torch.empty(*x.shape[:-1], round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
         scales = torch.empty(*x.shape[:-1], layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
-        tile = _Tile(METHODS[method], unit, k, saturate=nonfinite == "saturate")
-        parts = _matrices(x) if x.numel() else []
-        for i, part in enumerate(parts):
-            part_codes = codes.view(len(parts), -1, codes.shape[-1])[i]
-            part_scales = scales.view(len(parts), -1, scales.shape[-1])[i]
-            for r in range(0, len(part), tile.rows):
-                rows = slice(r, r + tile.rows)
-                tile.quantize(part[rows], part_codes[rows], part_scales[rows])
+        if x.numel():
+            _fill(x, codes, scales, METHODS[method], unit, saturate=nonfinite == "saturate")
         linear = NVFP4Tensor(codes, scales, unit, LINEAR, x.shape)
         return linear.with_layout(layout, groups)
+
+
+def _fill(x: Tensor, codes: Tensor, scales: Tensor, method: Method, unit: Tensor, *, saturate: bool) -> None:
+    """Write codes (..., M, K_pad/2) and scales (..., M, K_pad/16) of `x`, both whole."""
+    matrices = _matrices(x)
+    codes, scales = (t.view(len(matrices), -1, t.shape[-1]) for t in (codes, scales))
+    rows = max(1, _TILE // round_up(x.shape[-1], K_ALIGN))
+    pieces = [(i, slice(r, r + rows)) for i, matrix in enumerate(matrices) for r in range(0, len(matrix), rows)]
+    share = -(-len(pieces) // (4 * torch.get_num_threads()))  # some more shares than threads, for an even load
+
+    def fill(mine: list[tuple[int, slice]]) -> None:
+        tile = _Tile(method, unit, rows, x.shape[-1], saturate=saturate)
+        for i, r in mine:
+            tile.quantize(matrices[i][r], codes[i, r], scales[i, r])
+
+    threads.for_each(fill, [pieces[i : i + share] for i in range(0, len(pieces), share)])
 
 
 class _Tile:
     """Buffers for one tile of rows, and the steps over them."""
 
-    def __init__(self, method: Method, unit: Tensor, k: int, *, saturate: bool) -> None:
+    def __init__(self, method: Method, unit: Tensor, rows: int, k: int, *, saturate: bool) -> None:
         self.method, self.unit, self.k, self.saturate = method, unit, k, saturate
         self.columns = round_up(k, K_ALIGN)
-        self.rows = max(1, _TILE // self.columns)
-        size = self.rows * self.columns
+        size = rows * self.columns
         self.x = torch.zeros(size, device=unit.device)  # the columns beyond k stay zero
         self.quotient, self.p, self.scratch = torch.empty(3, size, dtype=torch.int32, device=unit.device).unbind(0)
 
