@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,12 +63,17 @@ def gemm(
         TypeError, ValueError: naming the argument, what came and what is allowed.
     """
     left = arguments.operand("a", a, a_sf, k, sf_layout)
-    right = arguments.operand("b", b, b_sf, k, sf_layout)
+    right = arguments.check_pair(left, arguments.operand("b", b, b_sf, k, sf_layout))
     if k is not None and a_sf is None and b_sf is None:
         raise ValueError(f"k: {k}, but it goes with raw operands only; an NVFP4Tensor carries its shape")
-    inputs = {"a": a, "b": b, "a_sf": a_sf, "b_sf": b_sf}
-    call = _Call(left, right, alpha, bias, activation, out_dtype, out, config, backend, inputs)
-    return call.run(invariant=invariant)
+    shape = (*arguments.batch_shape(left, right), left.shape[-2], right.shape[-2])
+    options = _Options(activation, out_dtype, config, backend, invariant)
+    target = arguments.output("out", out, shape, out_dtype, right.device)
+    if out is not None:
+        inputs = {"a": a, "b": b, "a_sf": a_sf, "b_sf": b_sf, "alpha": alpha, "bias": bias}
+        arguments.check_overlap({"out": out}, inputs)
+    options.run([_Problem(left, right, target, alpha, bias)], right.device)
+    return target
 
 
 def grouped_gemm(
@@ -102,76 +108,83 @@ def grouped_gemm(
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
     """
+    options = _Options(activation, out_dtype, config, backend)
     result: Tensor | list[Tensor]
     if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
         _refuse(group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
-        problems, result = _list_problems(a, b, out, out_dtype)
+        operands, result = _list_form(a, b, out, out_dtype)
     elif masked_m is not None:
         _refuse(group_sizes=group_sizes, group_offsets=group_offsets)
-        problems, result = _masked_problems(a, b, masked_m, out, out_dtype)
+        operands, result = _masked_form(a, b, masked_m, out, out_dtype)
     else:
-        problems, result = _contiguous_problems(a, b, group_sizes, group_offsets, out, out_dtype)
-    alphas = _per_group("alpha", alpha, len(problems), 0)
-    biases = _per_group("bias", bias, len(problems), 1)
-    calls = [
-        _Call(left, right, group_alpha, group_bias, activation, out_dtype, target, config, backend, {"a": a, "b": b})
-        for (left, right, target), group_alpha, group_bias in zip(problems, alphas, biases, strict=True)
+        operands, result = _contiguous_form(a, b, group_sizes, group_offsets, out, out_dtype)
+    if out is not None:
+        outputs = {f"out[{i}]": part for i, part in enumerate(out)} if isinstance(out, (list, tuple)) else {"out": out}
+        arguments.check_overlap(outputs, {"a": a, "b": b, "alpha": alpha, "bias": bias})
+    alphas = _per_group("alpha", alpha, len(operands), 0)
+    biases = _per_group("bias", bias, len(operands), 1)
+    problems = [
+        _Problem(*three, group_alpha, group_bias)
+        for three, group_alpha, group_bias in zip(operands, alphas, biases, strict=True)
     ]
-    for call in calls:  # only when every problem has passed its checks
-        call.run()
+    options.run(problems, operands[0][1].device if operands else torch.device("cpu"))
+    if masked_m is not None and out is None:
+        for e, count in enumerate(masked_m.tolist()):
+            result[e][count:] = 0
     return result
 
 
-class _Call:
-    """One product, its arguments checked, its result allocated, ready to run."""
+@dataclass(frozen=True)
+class _Problem:
+    """One product; operands and target have been checked."""
+
+    a: NVFP4Tensor | Tensor
+    b: NVFP4Tensor
+    out: Tensor
+    alpha: float | Tensor | None
+    bias: Tensor | None
+
+
+class _Options:
+    """What all products of a call share."""
 
     def __init__(
-        self,
-        a: NVFP4Tensor | Tensor,
-        b: NVFP4Tensor | Tensor,
-        alpha: float | Tensor | None,
-        bias: Tensor | None,
-        activation: str | None,
-        out_dtype: torch.dtype,
-        out: Tensor | None,
-        config: None,
-        backend: str | None,
-        inputs: dict[str, Any],
+        self, activation: str | None, out_dtype: torch.dtype, config: None, backend: str | None, invariant: bool = False
     ) -> None:
-        if not isinstance(b, NVFP4Tensor):
-            raise TypeError(f"b: {arguments.kind(b)}, expected an NVFP4Tensor, or packed codes with b_sf")
-        arguments.check_pair(a, b)
-        n = b.shape[-2]
-        self.a, self.b = a, b
-        self.alpha = arguments.check_alpha(alpha, b.device)
-        self.bias = arguments.check_bias(bias, n, b.device)
         self.activation = arguments.check_activation(activation)
+        arguments.check_out_dtype(out_dtype)
         if config is not None:
             raise ValueError(f"config: {config!r}, expected None: the CPU backend has no configurations")
-        self.backend = backends.pick(backend, b.device)
-        shape = (*arguments.batch_shape(a, b), a.shape[-2], n)
-        self.out = arguments.output(out, shape, out_dtype, b.device, {**inputs, "alpha": alpha, "bias": bias})
+        if not isinstance(invariant, bool):
+            raise TypeError(f"invariant: {arguments.kind(invariant)}, expected a bool")
+        self.backend, self.invariant = backend, invariant
 
-    def run(self, *, invariant: bool = False) -> Tensor:
+    def run(self, problems: list[_Problem], device: torch.device) -> None:
+        """Check what is left, then compute: nothing is written unless every problem passes."""
+        backend = backends.pick(self.backend, device)
+        calls = [
+            (p, arguments.check_alpha(p.alpha, device), arguments.check_bias(p.bias, p.b.shape[-2], device))
+            for p in problems
+        ]
         with threads.exact_arithmetic():
-            self.backend.gemm(
-                self.a,
-                self.b,
-                self.out,
-                alpha=self.alpha,
-                bias=self.bias,
-                activation=self.activation,
-                invariant=invariant,
-            )
-        return self.out
+            for p, alpha, bias in calls:
+                backend.gemm(
+                    p.a,
+                    p.b,
+                    p.out,
+                    alpha=alpha,
+                    bias=bias,
+                    activation=self.activation,
+                    invariant=self.invariant,
+                )
 
 
-Problem = tuple[Any, Any, Tensor | None]
+_Operands = tuple[Any, Any, Tensor]
 
 
-def _contiguous_problems(
+def _contiguous_form(
     a: Any, b: Any, group_sizes: Tensor | None, group_offsets: Tensor | None, out: Any, out_dtype: torch.dtype
-) -> tuple[list[Problem], Tensor]:
+) -> tuple[list[_Operands], Tensor]:
     _check_grouped_operands(a, b, a_ndim=2, form="contiguous")
     rows, groups, n = a.shape[0], b.shape[0], b.shape[1]
     if group_sizes is not None and group_offsets is not None:
@@ -188,19 +201,17 @@ def _contiguous_problems(
         raise ValueError(f"group_sizes: {len(sizes)} groups, but b has {groups}")
     if own is not None and not torch.equal(own, sizes):
         raise ValueError("group_sizes: differ from those that a's layout '128x4-grouped' was made with")
-    result = arguments.output(out, (rows, n), out_dtype, a.device, {"a": a, "b": b})
+    result = arguments.output("out", out, (rows, n), out_dtype, a.device)
     a, b = _sliceable(a), _sliceable(b)
-    problems: list[Problem] = []
+    operands: list[_Operands] = []
     start = 0
     for e, size in enumerate(sizes.tolist()):
-        problems.append((a[start : start + size], b[e], result[start : start + size]))
+        operands.append((a[start : start + size], b[e], result[start : start + size]))
         start += size
-    return problems, result
+    return operands, result
 
 
-def _masked_problems(
-    a: Any, b: Any, masked_m: Tensor, out: Any, out_dtype: torch.dtype
-) -> tuple[list[Problem], Tensor]:
+def _masked_form(a: Any, b: Any, masked_m: Tensor, out: Any, out_dtype: torch.dtype) -> tuple[list[_Operands], Tensor]:
     _check_grouped_operands(a, b, a_ndim=3, form="masked")
     groups, most, _ = a.shape
     if groups != b.shape[0]:
@@ -215,52 +226,38 @@ def _masked_problems(
     for e, count in enumerate(counts):
         if not 0 <= count <= most:
             raise ValueError(f"masked_m: {count} at {e}, expected 0 to {most}, the rows of a group in a")
-    result = arguments.output(out, (groups, most, b.shape[1]), out_dtype, a.device, {"a": a, "b": b})
-    if out is None:
-        for e, count in enumerate(counts):
-            result[e, count:] = 0
+    result = arguments.output("out", out, (groups, most, b.shape[1]), out_dtype, a.device)
     a, b = _sliceable(a), _sliceable(b)
     return [(a[e][:count], b[e], result[e, :count]) for e, count in enumerate(counts)], result
 
 
-def _list_problems(a: Any, b: Any, out: Any, out_dtype: torch.dtype) -> tuple[list[Problem], list[Tensor]]:
+def _list_form(a: Any, b: Any, out: Any, out_dtype: torch.dtype) -> tuple[list[_Operands], list[Tensor]]:
     if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)):
         raise TypeError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists or two single operands")
     if len(a) != len(b):
         raise ValueError(f"b: {len(b)} operands, but a has {len(a)}")
     if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(a)):
         raise ValueError(f"out: {arguments.kind(out)}, expected a list of {len(a)} tensors")
-    result = []
+    operands: list[_Operands] = []
     for i, (left, right) in enumerate(zip(a, b, strict=True)):
-        _check_operand_kinds(left, right, f"a[{i}]", f"b[{i}]")
+        arguments.check_pair(left, right, f"a[{i}]", f"b[{i}]")
         if left.ndim != 2 or right.ndim != 2:
             raise ValueError(
                 f"a[{i}], b[{i}]: shapes {tuple(left.shape)} and {tuple(right.shape)}, expected 2 dimensions each"
             )
-        shape = (left.shape[0], right.shape[0])
         given = None if out is None else out[i]
-        result.append(arguments.output(given, shape, out_dtype, right.device, {"a": list(a), "b": list(b)}))
-    for i, target in enumerate(result):
-        if out is not None and any(arguments.overlap(target, other) for other in result[:i]):
-            raise ValueError(f"out[{i}]: overlaps another element of out")
-    return list(zip(a, b, result, strict=True)), result
+        shape = (left.shape[0], right.shape[0])
+        operands.append((left, right, arguments.output(f"out[{i}]", given, shape, out_dtype, right.device)))
+    return operands, [target for _, _, target in operands]
 
 
 def _check_grouped_operands(a: Any, b: Any, *, a_ndim: int, form: str) -> None:
-    _check_operand_kinds(a, b, "a", "b")
+    arguments.check_pair(a, b)
     if a.ndim != a_ndim or b.ndim != 3:
         raise ValueError(
             f"a, b: shapes {tuple(a.shape)} and {tuple(b.shape)}, expected {a_ndim} and 3 dimensions "
             f"for the {form} form"
         )
-    arguments.check_pair(a, b)
-
-
-def _check_operand_kinds(a: Any, b: Any, a_name: str, b_name: str) -> None:
-    if not isinstance(b, NVFP4Tensor):
-        raise TypeError(f"{b_name}: {arguments.kind(b)}, expected an NVFP4Tensor")
-    if not isinstance(a, (NVFP4Tensor, Tensor)):
-        raise TypeError(f"{a_name}: {arguments.kind(a)}, expected an NVFP4Tensor or a floating tensor")
 
 
 def _sizes_from_offsets(offsets: Tensor, groups: int, rows: int, device: torch.device) -> Tensor:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blockscale.formats.layouts import GROUPED
-from blockscale.tensor import NVFP4Tensor, check_layout
+from blockscale.tensor import NVFP4Tensor, as_float, check_layout
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = (None, "relu", "gelu", "silu")
@@ -25,6 +26,9 @@ def operand(
     name: str, x: NVFP4Tensor | Tensor, scales: Tensor | None, k: int | None, layout: str
 ) -> NVFP4Tensor | Tensor:
     """An operand as given, or the raw form wrapped."""
+    check_layout(layout, "sf_layout")
+    if layout == GROUPED:
+        raise ValueError(f"sf_layout: {layout!r}, expected 'linear' or '128x4'; use NVFP4Tensor.from_parts")
     if scales is None:
         if not isinstance(x, NVFP4Tensor) and isinstance(x, Tensor) and x.dtype in _PACKED_DTYPES:
             raise ValueError(f"{name}_sf: missing; {name} holds packed codes ({x.dtype})")
@@ -33,9 +37,10 @@ def operand(
         raise TypeError(
             f"{name}: {kind(x)}, expected packed codes (uint8 or float4_e2m1fn_x2), since {name}_sf is given"
         )
-    check_layout(layout, "sf_layout")
-    if layout == GROUPED:
-        raise ValueError(f"sf_layout: {layout!r}, expected 'linear' or '128x4'; use NVFP4Tensor.from_parts")
+    if not isinstance(scales, Tensor):
+        raise TypeError(f"{name}_sf: {kind(scales)}, expected a float8_e4m3fn tensor")
+    if k is not None and (isinstance(k, bool) or not isinstance(k, int)):
+        raise TypeError(f"k: {kind(k)}, expected an integer")
     if x.ndim < 2:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, expected at least 2 dimensions (..., rows, K/2)")
     size = (*x.shape[:-1], 2 * x.shape[-1] if k is None else k)
@@ -45,20 +50,31 @@ def operand(
         raise type(error)(f"{name} (raw): {error}") from error
 
 
-def check_pair(a: NVFP4Tensor | Tensor, b: NVFP4Tensor) -> None:
+def check_pair(a: Any, b: Any, a_name: str = "a", b_name: str = "b") -> NVFP4Tensor:
+    """That `a` and `b` are operands of one product, batch dimensions apart. Returns `b`."""
+    if not isinstance(b, NVFP4Tensor):
+        raise TypeError(f"{b_name}: {kind(b)}, expected an NVFP4Tensor, or packed codes with {b_name}_sf")
     if not isinstance(a, NVFP4Tensor):
         if not isinstance(a, Tensor):
-            raise TypeError(f"a: {kind(a)}, expected an NVFP4Tensor or a floating tensor")
+            raise TypeError(f"{a_name}: {kind(a)}, expected an NVFP4Tensor or a floating tensor")
         if a.dtype not in FLOAT_DTYPES:
-            raise TypeError(f"a: dtype {a.dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
-        if a.requires_grad and torch.is_grad_enabled():
-            raise ValueError("a: requires grad, but gemm has no backward yet; call it under torch.no_grad()")
+            raise TypeError(f"{a_name}: dtype {a.dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
+        check_plain(a_name, a)
     if a.ndim < 2:
-        raise ValueError(f"a: shape {tuple(a.shape)}, expected at least 2 dimensions (..., M, K)")
+        raise ValueError(f"{a_name}: shape {tuple(a.shape)}, expected at least 2 dimensions (..., M, K)")
     if a.device != b.device:
-        raise ValueError(f"a: on {a.device}, but b is on {b.device}")
+        raise ValueError(f"{a_name}: on {a.device}, but {b_name} is on {b.device}")
     if a.shape[-1] != b.shape[-1]:
-        raise ValueError(f"a: K = {a.shape[-1]}, but b has K = {b.shape[-1]}")
+        raise ValueError(f"{a_name}: K = {a.shape[-1]}, but {b_name} has K = {b.shape[-1]}")
+    return b
+
+
+def check_plain(name: str, x: Tensor) -> None:
+    """That `x` is dense, and that no gradient would be lost."""
+    if x.layout != torch.strided:
+        raise TypeError(f"{name}: layout {x.layout}, expected a dense tensor")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}: requires grad, but gemm has no backward yet; call it under torch.no_grad()")
 
 
 def batch_shape(a: NVFP4Tensor | Tensor, b: NVFP4Tensor) -> torch.Size:
@@ -79,11 +95,13 @@ def check_alpha(alpha: float | Tensor | None, device: torch.device) -> float:
                 f"alpha: {alpha.dtype} tensor of shape {tuple(alpha.shape)} on {alpha.device}, "
                 f"expected fp32 of shape () on {device}"
             )
+        check_plain("alpha", alpha)
     elif isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise TypeError(f"alpha: {kind(alpha)}, expected a float or an fp32 tensor of shape ()")
-    if not math.isfinite(alpha):
-        raise ValueError(f"alpha: {float(alpha)}, expected a finite number")
-    return float(alpha)
+    value = float(alpha) if isinstance(alpha, Tensor) else as_float(alpha)
+    if not math.isfinite(value):
+        raise ValueError(f"alpha: {value}, expected a finite number")
+    return value
 
 
 def check_bias(bias: Tensor | None, n: int, device: torch.device) -> Tensor | None:
@@ -93,6 +111,7 @@ def check_bias(bias: Tensor | None, n: int, device: torch.device) -> Tensor | No
         raise TypeError(f"bias: {kind(bias)}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
     if bias.shape != (n,) or bias.device != device:
         raise ValueError(f"bias: shape {tuple(bias.shape)} on {bias.device}, expected ({n},) on {device}")
+    check_plain("bias", bias)
     return bias
 
 
@@ -102,40 +121,50 @@ def check_activation(activation: str | None) -> str | None:
     return activation
 
 
-def output(
-    out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, inputs: dict[str, Any]
-) -> Tensor:
-    """`out`, checked, or a new tensor."""
+def check_out_dtype(dtype: torch.dtype) -> None:
     if dtype not in FLOAT_DTYPES:
         raise TypeError(f"out_dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
+
+
+def output(name: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`out`, checked, or a new tensor. Whether it overlaps an input is for `check_overlap`."""
     if out is None:
         return torch.empty(shape, dtype=dtype, device=device)
     if not isinstance(out, Tensor) or out.dtype != dtype:
-        raise TypeError(f"out: {kind(out)}, expected a tensor of out_dtype, {dtype}")
+        raise TypeError(f"{name}: {kind(out)}, expected a tensor of out_dtype, {dtype}")
+    check_plain(name, out)
     if out.shape != shape or out.device != device:
-        raise ValueError(f"out: shape {tuple(out.shape)} on {out.device}, expected {tuple(shape)} on {device}")
-    if _overlaps_itself(out):
-        raise ValueError(f"out: strides {out.stride()} make elements share memory")
-    for name, value in inputs.items():
-        if any(overlap(out, part) for part in _parts(value)):
-            raise ValueError(f"out: overlaps {name}")
+        raise ValueError(f"{name}: shape {tuple(out.shape)} on {out.device}, expected {tuple(shape)} on {device}")
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name}: made in inference mode, and can be written only there")
+    if _may_overlap_itself(out):
+        raise ValueError(f"{name}: strides {out.stride()} make elements share memory")
     return out
+
+
+def check_overlap(outputs: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+    """That no output shares memory with an input or with another output."""
+    pieces = [(name, t, True) for name, t in outputs.items()]
+    pieces += [(name, t, False) for name, value in inputs.items() for t in _parts(value)]
+    ranges = sorted(
+        (*_address_range(t), i) for i, (_, t, _) in enumerate(pieces) if t.numel() and t.device.type != "meta"
+    )
+    open_ranges: list[tuple[int, int, int]] = []
+    for start, stop, i in ranges:
+        open_ranges = [earlier for earlier in open_ranges if earlier[1] > start]
+        for _, _, j in open_ranges:
+            (name, x, written), (other, y, other_written) = pieces[i], pieces[j]
+            if (written or other_written) and _share_memory(x, y):
+                raise ValueError(f"{name}: overlaps {other}" if written else f"{other}: overlaps {name}")
+        open_ranges.append((start, stop, i))
 
 
 def _parts(value: Any) -> list[Tensor]:
     if isinstance(value, NVFP4Tensor):
         return [value.codes, value.scales, value.global_scale]
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [part for element in value for part in _parts(element)]
     return [value] if isinstance(value, Tensor) else []
-
-
-def overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether the address ranges of two tensors meet."""
-    if x.numel() == 0 or y.numel() == 0 or x.device != y.device:
-        return False
-    (x0, x1), (y0, y1) = _address_range(x), _address_range(y)
-    return x0 < y1 and y0 < x1
 
 
 def _address_range(x: Tensor) -> tuple[int, int]:
@@ -143,7 +172,31 @@ def _address_range(x: Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + span * x.element_size()
 
 
-def _overlaps_itself(x: Tensor) -> bool:
+class _Memory:
+    """A tensor's addresses as numpy sees them; nothing is ever read through it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{x.element_size()}",
+            "data": (x.data_ptr(), False),
+            "shape": tuple(x.shape),
+            "strides": tuple(stride * x.element_size() for stride in x.stride()),
+        }
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one device have a byte in common; true where that is too hard to tell."""
+    if x.device != y.device:
+        return False
+    work: Any = 10_000  # numpy's stubs know -1 and 0 alone
+    try:
+        return np.shares_memory(np.asarray(_Memory(x)), np.asarray(_Memory(y)), max_work=work)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _may_overlap_itself(x: Tensor) -> bool:
     reach = 0
     for stride, size in sorted((t, s) for t, s in zip(x.stride(), x.shape, strict=True) if s > 1):
         if stride <= reach:

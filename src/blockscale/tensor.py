@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
+LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _PIECE = 1 << 18  # elements that dequantize expands at a time
 
@@ -74,6 +76,9 @@ class NVFP4Tensor:
         Raises:
             TypeError, ValueError: naming the argument, what came and what is allowed.
         """
+        for name, value in (("codes", codes), ("scales", scales)):
+            if not isinstance(value, Tensor) or value.layout != torch.strided:
+                raise TypeError(f"{name}: {type(value).__name__}, expected a dense torch.Tensor")
         if codes.dtype not in (torch.uint8, torch.float4_e2m1fn_x2):
             raise TypeError(f"codes: dtype {codes.dtype}, expected torch.uint8 or torch.float4_e2m1fn_x2")
         if scales.dtype != torch.float8_e4m3fn:
@@ -84,13 +89,12 @@ class NVFP4Tensor:
         codes = packing.as_bytes(codes)
         if codes.ndim < 2:
             raise ValueError(f"codes: shape {tuple(codes.shape)}, expected at least 2 dimensions (..., M, K/2)")
-        size = torch.Size((*codes.shape[:-1], codes.shape[-1] * 2) if shape is None else shape)
-        _check_shape(codes, size)
+        size = _check_shape(codes, (*codes.shape[:-1], codes.shape[-1] * 2) if shape is None else shape)
         if scales.device != codes.device:
             raise ValueError(f"scales: on {scales.device}, but codes are on {codes.device}")
         groups = _check_groups(group_sizes, layout, size, codes.device)
         scales = _check_scale_shape(scales, layout, size, groups)
-        unit = _as_global_scale(global_scale, codes.device)
+        unit = as_global_scale(global_scale, codes.device)
         offsets = None if groups is None else layouts.scale_offsets(groups)
         made = cls(codes, scales, unit, layout, size, groups, offsets)._with_clean_columns()
         if check_values if check_values is not None else codes.device.type == "cpu":
@@ -224,15 +228,17 @@ class NVFP4Tensor:
             "layout": self.layout,
             "shape": json.dumps(list(self.shape)),
         }
-        folder = os.path.dirname(os.path.abspath(path))
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".safetensors.part")
-        os.close(handle)
+        target = os.path.realpath(path)
+        temporary = f"{target}.{secrets.token_hex(4)}.part"
+        with open(temporary, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # what this process gives to files; safetensors gives less
         try:
             save_file({name: t.contiguous() for name, t in parts.items()}, temporary, metadata)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            os.chmod(temporary, mode)
+            os.replace(temporary, target)
+        finally:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Self:
@@ -255,21 +261,24 @@ class NVFP4Tensor:
                 parts["codes"],
                 parts["scales"],
                 parts["global_scale"],
-                shape=json.loads(metadata["shape"]),
+                shape=json.loads(metadata["shape"]) or (),
                 layout=metadata["layout"],
                 group_sizes=parts.get("group_sizes"),
             )
         except KeyError as error:
             raise ValueError(f"{os.fspath(path)}: has no {error}") from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def _with_clean_columns(self) -> Self:
-        """Storage in normative form: K padded to 64 with zero codes and scales, contiguous, aligned to 16 bytes."""
+        """Storage in normative form: K padded to 64 with zero codes and scales, dense, aligned to 16 bytes.
+
+        Everything downstream relies on it: strides are exactly those of a fresh tensor of the padded shape.
+        """
         *_, k = self.shape
         codes, scales = self.codes, self.scales
         columns = round_up(k, K_ALIGN) // 2
-        if codes.shape[-1] != columns or k % K_ALIGN or not codes.is_contiguous() or codes.data_ptr() % 16:
+        if k % K_ALIGN or not _is_dense(codes):
             codes = codes.new_zeros(*codes.shape[:-1], columns)
             codes[..., : (k + 1) // 2] = self.codes[..., : (k + 1) // 2]
             if k % 2:
@@ -280,14 +289,14 @@ class NVFP4Tensor:
             clean[..., : -(-k // BLOCK)] = linear[..., : -(-k // BLOCK)]
             made = replace(self, codes=codes, scales=clean.view(torch.float8_e4m3fn), layout=LINEAR)
             return made.with_layout(self.layout, self.group_sizes)
-        if not scales.is_contiguous() or scales.data_ptr() % 16:
-            scales = scales.clone(memory_format=torch.contiguous_format)
+        if not _is_dense(scales):
+            scales = torch.empty(scales.shape, dtype=scales.dtype, device=scales.device).copy_(scales)
         return replace(self, codes=codes, scales=scales)
 
     def _check_values(self) -> None:
         unit = float(self.global_scale)
-        if not 0 < unit < float("inf"):
-            raise ValueError(f"global_scale: {unit}, expected a positive finite multiplier")
+        if not 0 < unit <= LARGEST_GLOBAL_SCALE:
+            raise ValueError(f"global_scale: {unit}, expected a positive multiplier up to {LARGEST_GLOBAL_SCALE:.4g}")
         bad = e4m3.invalid(self.linear_scales())
         if bool(bad.any()):
             where = tuple(int(i) for i in bad.nonzero()[0])
@@ -302,9 +311,19 @@ def _restore(cls: type[NVFP4Tensor], parts: dict[str, Any]) -> NVFP4Tensor:
     return cls(**{**parts, "scales": parts["scales"].view(torch.float8_e4m3fn), "shape": torch.Size(parts["shape"])})
 
 
+def _is_dense(t: Tensor) -> bool:
+    """Aligned to 16 bytes, with the strides of a fresh tensor also where a dimension of size 1 would hide others."""
+    expected = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return t.data_ptr() % 16 == 0
+
+
 def check_layout(layout: str, name: str = "layout") -> None:
     """Raise ValueError unless `layout` is one of the three tags."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"{name}: {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
 
 
@@ -318,15 +337,20 @@ def check_group_sizes(group_sizes: Tensor, rows: int, device: torch.device, name
     if group_sizes.device != device:
         raise ValueError(f"{name}: on {group_sizes.device}, but the operand is on {device}")
     if device.type == "cpu":
-        if bool((group_sizes < 0).any()):
-            at = int((group_sizes < 0).nonzero()[0])
-            raise ValueError(f"{name}: {int(group_sizes[at])} at {at}, expected sizes of at least 0")
-        if int(group_sizes.long().sum()) != rows:
-            raise ValueError(f"{name}: sum {int(group_sizes.long().sum())}, expected the number of rows, {rows}")
+        sizes = group_sizes.tolist()
+        for at, size in enumerate(sizes):
+            if size < 0:
+                raise ValueError(f"{name}: {size} at {at}, expected sizes of at least 0")
+        if sum(sizes) != rows:
+            raise ValueError(f"{name}: sum {sum(sizes)}, expected the number of rows, {rows}")
     return group_sizes.to(torch.int32)
 
 
-def _check_shape(codes: Tensor, size: torch.Size) -> None:
+def _check_shape(codes: Tensor, shape: Sequence[int]) -> torch.Size:
+    """`shape` as a torch.Size, if it can be the logical shape of `codes`."""
+    if not isinstance(shape, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
+        raise TypeError(f"shape: {shape!r}, expected a sequence of integers")
+    size = torch.Size(shape)
     if len(size) != codes.ndim or size[:-1] != codes.shape[:-1]:
         raise ValueError(f"shape: {tuple(size)} does not match codes of shape {tuple(codes.shape)}")
     k = size[-1]
@@ -335,6 +359,7 @@ def _check_shape(codes: Tensor, size: torch.Size) -> None:
     allowed = sorted({(k + 1) // 2, round_up(k, K_ALIGN) // 2})
     if codes.shape[-1] not in allowed:
         raise ValueError(f"codes: {codes.shape[-1]} bytes a row, expected {' or '.join(map(str, allowed))} for K = {k}")
+    return size
 
 
 def _check_scale_shape(scales: Tensor, layout: str, size: torch.Size, groups: Tensor | None) -> Tensor:
@@ -367,7 +392,8 @@ def _check_groups(group_sizes: Tensor | None, layout: str, size: torch.Size, dev
     return check_group_sizes(group_sizes, size[-2], device)
 
 
-def _as_global_scale(value: float | Tensor, device: torch.device) -> Tensor:
+def as_global_scale(value: float | Tensor, device: torch.device) -> Tensor:
+    """A global scale as fp32 () on `device`: the memory of a tensor that is given, or a new one."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.dtype != torch.float32:
             raise ValueError(
@@ -375,8 +401,18 @@ def _as_global_scale(value: float | Tensor, device: torch.device) -> Tensor:
             )
         if value.device != device:
             raise ValueError(f"global_scale: on {value.device}, but codes are on {device}")
-        return value.reshape(())
-    return torch.tensor(float(value), dtype=torch.float32, device=device)
+        return value.detach().reshape(())
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"global_scale: {type(value).__name__}, expected a float or one fp32 element")
+    return torch.tensor(as_float(value), dtype=torch.float32, device=device)
+
+
+def as_float(value: float) -> float:
+    """`value` as a float; an integer beyond every float becomes infinity, for the caller to refuse."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _full_index(index: Any, ndim: int) -> tuple[Any, ...]:
@@ -387,8 +423,10 @@ def _full_index(index: Any, ndim: int) -> tuple[Any, ...]:
     fill = (slice(None),) * (ndim - (len(index) - index.count(Ellipsis)))
     full = (*index[:at], *fill, *index[at + 1 :])
     for entry in full[:-2]:
-        if not isinstance(entry, (int, slice)):
+        if isinstance(entry, bool) or not isinstance(entry, (int, slice)):
             raise TypeError(f"index: {type(entry).__name__} in a batch dimension, expected an integer or a slice")
+        if isinstance(entry, slice) and (entry.step or 1) < 1:
+            raise ValueError(f"index: {entry!r} in a batch dimension, expected a step of at least 1")
     return full
 
 

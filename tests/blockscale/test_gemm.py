@@ -67,6 +67,34 @@ def test_constant_data_shows_no_drift(m, n, k):
         _check(x, b, bs.gemm(x, b, out_dtype=torch.float32))
 
 
+@pytest.mark.parametrize("octaves", [0, 2, 4, 6, 8])
+@pytest.mark.parametrize("k", [128, 384, 4096])
+def test_block_scales_of_any_spread(octaves, k):
+    """Positive values whose blocks differ by powers of two: fp32 sums would lose the small ones to the large."""
+
+    def spread(rows):
+        return torch.rand(rows, k) * 2.0 ** torch.randint(-octaves, octaves + 1, (rows, k // 16)).repeat_interleave(
+            16, 1
+        )
+
+    for _ in range(4):
+        a, b = bs.quantize(spread(64)), bs.quantize(spread(64))
+        _check(a, b, bs.gemm(a, b, out_dtype=torch.float32))
+        x = spread(64).bfloat16()
+        _check(x, b, bs.gemm(x, b, out_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("m", [1, 64])
+@pytest.mark.parametrize("k", [256, 4096])
+def test_one_large_product_and_many_below_half_an_ulp(m, k):
+    codes, scales = torch.full((m, k // 2), 0x22, dtype=torch.uint8), torch.full((m, k // 16), 2.0**-6)
+    scales[:, 0] = 256
+    codes[:, 1:8] = 0
+    codes[:, 0] = 0x02
+    a = bs.NVFP4Tensor.from_parts(codes, scales.to(F8), layout="linear")
+    _check(a, a, bs.gemm(a, a, out_dtype=torch.float32))
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 16), (64, 129, 1000), (129, 64, 4096)])
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 def test_small_integers_are_exact(m, n, k, layout):
@@ -112,6 +140,17 @@ class TestEpilogue:
         tiny = bs.quantize(torch.randn(4, 64) * 1e-37), bs.quantize(torch.randn(5, 64) * 1e-37)
         y = bs.gemm(*tiny, alpha=1e70, out_dtype=torch.float32)
         _check(*tiny, y, alpha=1e70)
+
+    def test_huge_factors_keep_zero_and_limits(self):
+        a, b = bs.quantize(torch.full((1, 64), -1e3)), bs.quantize(torch.full((1, 64), 1e3))
+        for activation in ("silu", "gelu"):
+            assert bs.gemm(a, b, alpha=1e33, activation=activation) == 0
+        zero, large = bs.quantize(torch.zeros(1, 64)), bs.quantize(torch.full((1, 64), 1e38))
+        assert bs.gemm(zero, large, alpha=1e300) == 0
+        y = bs.gemm(a, b, alpha=-1e30, bias=torch.full((1,), -3e38), out_dtype=torch.float32)
+        _check(a, b, y, alpha=-1e30, bias=torch.full((1,), -3e38))
+        with pytest.raises(ValueError, match="alpha: inf, expected a finite number"):
+            bs.gemm(a, b, alpha=10**400)
 
     def test_global_scales_take_part_on_both_sides(self):
         x, w = torch.randn(8, 64), torch.randn(8, 64)
@@ -218,6 +257,9 @@ class TestRaw:
             ({"b_sf": None}, ValueError, "b_sf: missing; b holds packed codes"),
             ({"k": 65}, ValueError, r"a \(raw\): codes: 32 bytes a row, expected 33 or 64 for K = 65"),
             ({"k": 0}, ValueError, r"a \(raw\): shape: K = 0"),
+            ({"k": True}, TypeError, "k: bool, expected an integer"),
+            ({"k": 63.5}, TypeError, "k: float, expected an integer"),
+            ({"a_sf": 1.0}, TypeError, "a_sf: float, expected a float8_e4m3fn tensor"),
             ({"sf_layout": "linear"}, ValueError, r"a \(raw\): scales: shape \(128, 4\), expected \(5, 4\)"),
             ({"sf_layout": "128x4-grouped"}, ValueError, "sf_layout: '128x4-grouped'"),
             ({"sf_layout": "8x4"}, ValueError, "sf_layout: '8x4', expected one of"),
@@ -279,6 +321,9 @@ class TestOut:
         with pytest.raises(ValueError, match="out: overlaps a"):
             bs.gemm(memory[1:65], b, out=memory[:64])
         bs.gemm(memory[64:], b, out=memory[:64])
+        wide = torch.randn(64, 128).bfloat16()
+        expected = bs.gemm(wide[:, :64], b)
+        assert torch.equal(bs.gemm(wide[:, :64], b, out=wide[:, 64:]), expected)
         bias = torch.zeros(64, 64, dtype=torch.bfloat16)
         with pytest.raises(ValueError, match="out: overlaps bias"):
             bs.gemm(x, b, bias=bias[3], out=bias)
@@ -335,6 +380,9 @@ A, B = bs.quantize(torch.ones(4, 64)), bs.quantize(torch.ones(6, 64))
         ({"activation": "tanh"}, ValueError, "activation: 'tanh', expected one of None, 'relu', 'gelu', 'silu'"),
         ({"out_dtype": torch.float64}, TypeError, "out_dtype: torch.float64"),
         ({"config": 1}, ValueError, "config: 1, expected None"),
+        ({"invariant": "no"}, TypeError, "invariant: str, expected a bool"),
+        ({"sf_layout": "bogus"}, ValueError, "sf_layout: 'bogus', expected one of"),
+        ({"a": torch.ones(4, 64).to_sparse()}, TypeError, "a: layout torch.sparse_coo"),
         ({"backend": "sm100"}, ValueError, "backend: 'sm100' cannot run here: this version has no sm100 kernels"),
         ({"backend": "tpu"}, ValueError, "backend: 'tpu', expected None or one of 'cpu'"),
     ],

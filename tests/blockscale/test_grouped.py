@@ -118,7 +118,7 @@ def test_every_row_is_written():
 def test_nothing_is_written_when_any_group_is_refused():
     out = [torch.full((2, 3), 7.0, dtype=torch.bfloat16) for _ in range(2)]
     a, b = [torch.randn(2, 32), torch.randn(2, 48)], [bs.quantize(torch.randn(3, 32)) for _ in range(2)]
-    with pytest.raises(ValueError, match="K = 48, but b has K = 32"):
+    with pytest.raises(ValueError, match=r"a\[1\]: K = 48, but b\[1\] has K = 32"):
         bs.grouped_gemm(a, b, out=out)
     assert all((part == 7).all() for part in out)
 
@@ -170,8 +170,39 @@ def test_group_sizes_must_match_those_of_the_layout():
         bs.grouped_gemm(a, _weights(2), group_sizes=torch.tensor([4, 4]))
 
 
+def test_bias_that_an_earlier_group_would_overwrite_is_refused():
+    memory = torch.randn(5, N)
+    with pytest.raises(ValueError, match="out: overlaps bias"):
+        bs.grouped_gemm(
+            torch.randn(4, K), _weights(2), group_sizes=torch.tensor([2, 2]), bias=memory[:2], out=memory[1:],
+            out_dtype=torch.float32,
+        )  # fmt: skip
+
+
+def test_outputs_may_be_columns_of_one_buffer():
+    x, b = torch.randn(4, K), [bs.quantize(torch.randn(N, K)) for _ in range(2)]
+    memory = torch.zeros(4, 2 * N, dtype=torch.bfloat16)
+    bs.grouped_gemm([x, x], b, out=[memory[:, :N], memory[:, N:]])
+    assert same_bits(memory[:, :N], bs.gemm(x, b[0]))
+    assert same_bits(memory[:, N:], bs.gemm(x, b[1]))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"activation": "tanh"}, {"out_dtype": 3}, {"config": 1}, {"backend": "tpu"}, {"backend": "sm90"}]
+)
+def test_arguments_are_checked_without_any_group(bad):
+    with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
+        bs.grouped_gemm([], [], **bad)
+
+
+def test_sizes_that_wrap_around_are_refused():
+    sizes = torch.tensor([2**62] * 4 + [8])
+    with pytest.raises(ValueError, match="group_sizes: sum 18446744073709551624, expected the number of rows, 8"):
+        bs.grouped_gemm(torch.randn(8, K), _weights(5), group_sizes=sizes)
+
+
 def test_overlapping_outputs_are_refused():
     memory = torch.zeros(3, N, dtype=torch.bfloat16)
     a, b = [torch.randn(2, K)] * 2, [bs.quantize(torch.randn(N, K))] * 2
-    with pytest.raises(ValueError, match=r"out\[1\]: overlaps another"):
+    with pytest.raises(ValueError, match=r"out\[1\]: overlaps out\[0\]"):
         bs.grouped_gemm(a, b, out=[memory[:2], memory[1:]])

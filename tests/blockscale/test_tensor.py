@@ -62,6 +62,13 @@ class TestFromParts:
             assert t.codes.is_contiguous()
             assert torch.equal(t.codes, codes)
 
+    def test_a_single_row_of_odd_stride(self):
+        q = bs.quantize(torch.randn(1, 64), layout="linear")
+        wide = torch.zeros(4, 37, dtype=torch.uint8)
+        wide[:1, :32] = q.codes
+        t = bs.NVFP4Tensor.from_parts(wide[:1, :32], q.scales, q.global_scale, layout="linear")
+        assert torch.equal(t.dequantize(), q.dequantize())
+
     def test_padding_rows_are_never_looked_at(self):
         q = bs.quantize(torch.randn(5, 512))
         linear = layouts.unswizzle(q.scales, 128, 32).view(torch.uint8)
@@ -85,7 +92,7 @@ class TestFromParts:
     @pytest.mark.parametrize("unit", [0.0, -1.0, float("nan"), float("inf")])
     def test_bad_global_scale_is_refused(self, unit):
         codes, scales, _ = _parts()
-        with pytest.raises(ValueError, match=r"global_scale: .*positive finite multiplier"):
+        with pytest.raises(ValueError, match=r"global_scale: .*, expected a positive multiplier up to 7\.596e\+35"):
             bs.NVFP4Tensor.from_parts(codes, scales, unit, layout="linear")
 
     @pytest.mark.parametrize(
@@ -101,6 +108,14 @@ class TestFromParts:
             ({"layout": "swizzled"}, ValueError, "layout: 'swizzled', expected one of"),
             ({"layout": "128x4-grouped"}, ValueError, "group_sizes: missing"),
             ({"group_sizes": torch.tensor([5])}, ValueError, "group_sizes: only for layout"),
+            ({"codes": None}, TypeError, "codes: NoneType, expected a dense torch.Tensor"),
+            ({"scales": [1.0]}, TypeError, "scales: list, expected a dense torch.Tensor"),
+            ({"global_scale": "1"}, TypeError, "global_scale: str, expected a float"),
+            ({"global_scale": True}, TypeError, "global_scale: bool"),
+            ({"global_scale": 10**400}, ValueError, "global_scale: inf"),
+            ({"shape": 5}, TypeError, "shape: 5, expected a sequence of integers"),
+            ({"shape": (5, 64.0)}, TypeError, "shape: .*expected a sequence of integers"),
+            ({"layout": ["linear"]}, ValueError, "layout: .*expected one of"),
             ({"shape": (5, 65)}, ValueError, "codes: 32 bytes a row, expected 33 or 64 for K = 65"),
             ({"shape": (6, 64)}, ValueError, r"shape: \(6, 64\) does not match"),
             ({"shape": (5, 0)}, ValueError, "shape: K = 0"),
@@ -201,6 +216,10 @@ class TestSlicing:
             q[[0, 1]]
         with pytest.raises(IndexError):
             q[0, :, :, :]
+        with pytest.raises(TypeError, match="bool in a batch dimension"):
+            q[True]
+        with pytest.raises(ValueError, match="step of at least 1"):
+            q[::-1]
         grouped = q[0].with_layout("128x4-grouped", torch.tensor([3, 5]))
         with pytest.raises(ValueError, match="cannot be sliced"):
             grouped[2:]
@@ -228,6 +247,14 @@ class TestFiles:
         stale.save(tmp_path / "t.safetensors")
         assert same_tensor(bs.NVFP4Tensor.load(tmp_path / "t.safetensors"), q)
 
+    @pytest.mark.skipif(os.name != "posix", reason="permissions and links of POSIX")
+    def test_the_file_has_the_usual_mode_and_links_stay_links(self, tmp_path):
+        (tmp_path / "link").symlink_to("t.safetensors")
+        (tmp_path / "plain").touch()
+        bs.quantize(torch.randn(5, 64)).save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "t.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
     def test_a_failed_write_leaves_the_old_file(self, tmp_path, monkeypatch):
         path = tmp_path / "t.safetensors"
         q = bs.quantize(torch.randn(5, 64))
@@ -251,6 +278,10 @@ class TestFiles:
         path.write_bytes(whole[:-7])
         with pytest.raises(ValueError, match="not a readable safetensors file"):
             bs.NVFP4Tensor.load(path)
+        for lie in (b"null   ", b"{}     ", b"[5,true", b'"5,64" ', b"[5,-64]"):
+            path.write_bytes(whole.replace(b"[5, 64]", lie.replace(b'"', b"'")))
+            with pytest.raises(ValueError, match=r"t\.safetensors: "):
+                bs.NVFP4Tensor.load(path)
         path.write_bytes(whole.replace(b"[5, 64]", b"[5, 66]"))
         with pytest.raises(ValueError, match=r"t\.safetensors: codes: 32 bytes a row, expected 33 or 64"):
             bs.NVFP4Tensor.load(path)

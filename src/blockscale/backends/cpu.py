@@ -1,9 +1,13 @@
 """The CPU backend: tiles of the weight are dequantised into cache and go through torch's matmul.
 
-A tile holds code x scale, which is exact (six significand bits); the global scales multiply the sum, so that sums of
-small integers stay exact. Along K sums are pairwise over leaves of K_LEAF: a matmul kernel adds one leaf in sequence,
-and the error of a long sequential fp32 sum of positive numbers would exceed the result contract. Activations that fp32
-sums cannot honour (fp32 significands, bf16 of extreme magnitude) are multiplied in fp64.
+A tile holds code x scale, which is exact (six significand bits); global scales, alpha, bias and activation are applied
+to the sums in fp64. What keeps the result contract, for all data:
+
+- NVFP4 x NVFP4: K is cut into leaves of K_LEAF. All products of a leaf are multiples of one unit, so their fp32 sum is
+  exact in any order while it stays under 2^24 units; `_leaf_bound` tells when it must. Other leaves, where block scales
+  differ widely, are summed in fp64. Leaves are added pairwise, strips of leaves in fp64.
+- Weight-only: activations have wide significands, and a sequential fp32 sum of a few hundred positive products can miss
+  the contract. Sums are fp64.
 """
 
 from __future__ import annotations
@@ -17,16 +21,16 @@ import torch
 from torch import Tensor
 
 from blockscale import threads
-from blockscale.formats import blocks, e4m3
+from blockscale.formats import blocks, e2m1, e4m3
 from blockscale.formats.layouts import BLOCK
 from blockscale.tensor import NVFP4Tensor
 
 N_TILE = 256
 K_STRIP = 2048  # an fp32 tile of N_TILE x K_STRIP is 2 MiB, and each thread holds one
-K_LEAF = 256
+K_LEAF = 128
 ROW_BYTES = 16 << 20  # of one block of expanded rows of `a`
-_SAFE_BF16 = (2.0**-64, 2.0**64)  # magnitudes whose products with code x scale stay normal in fp32
-_F32_NORMAL = (2.0**-126, 2.0**127)
+MAX_ROWS = 4096
+_EXACT = 2.0**24  # sums of integers below this are exact in fp32
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda y: y,
@@ -51,19 +55,19 @@ def gemm(
     activation: str | None = None,
     invariant: bool = False,
 ) -> None:
-    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments.
+    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments and is within `exact_arithmetic`.
 
     Args:
         a: (..., M, K). b: (..., N, K). Batch dimensions broadcast.
         out: (..., M, N) fp16, bf16 or fp32, any strides, apart from the inputs; written whole.
-        bias: (N,), added in fp32 after alpha.
-        invariant: each row on its own in fp64, so that its bits do not depend on the other rows.
+        bias: (N,), added after alpha.
+        invariant: each row on its own, so that its bits do not depend on the other rows.
     """
     if out.numel() == 0:
         return
     result = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    epilogue = _Epilogue(alpha * _unit(a) * _unit(b), None if bias is None else bias.float(), activation)
-    batch = None if b.ndim == 2 else out.shape[:-2]
+    epilogue = _Epilogue(_unit(a) * _unit(b), alpha, bias, activation)
+    batch = None if math.prod(b.shape[:-2]) == 1 else out.shape[:-2]
     targets = result.view(1 if batch is None else math.prod(batch), -1, out.shape[-1])
     problems = list(zip(_matrices(a, batch), _matrices(b, batch), targets, strict=True))
     # Several matrices are shared out among threads whole; the tiles of a single one are, inside _multiply.
@@ -73,55 +77,73 @@ def gemm(
 
 
 def _multiply(rows: _Matrix, weight: _Matrix, target: Tensor, epilogue: _Epilogue, *, invariant: bool) -> None:
-    step = max(1, ROW_BYTES // (rows.k * 4))
+    dtype = torch.float64 if invariant or rows.scales is None else torch.float32
+    step = min(MAX_ROWS, max(1, ROW_BYTES // (rows.k * dtype.itemsize)))
     dot = _dot_row_by_row if invariant else _dot
-    everything = slice(0, rows.k)
     tiles = [slice(n, n + N_TILE) for n in range(0, len(weight), N_TILE)]
     for r in range(0, len(rows), step):
-        block = rows.expand(slice(r, r + step), everything, torch.float64 if invariant else None)
+        block = rows.expand(slice(r, r + step), slice(0, rows.k), dtype)
 
-        def multiply(tile: slice, block: Tensor = block, part: Tensor = target[r : r + step]) -> None:
-            part[:, tile] = epilogue(dot(block, weight, tile, everything), tile)
+        def multiply(tile: slice, block: _Tile = block, part: Tensor = target[r : r + step]) -> None:
+            part[:, tile] = epilogue(dot(block, weight, tile), tile)
 
         threads.for_each(multiply, tiles)
 
 
-def _dot(block: Tensor, weight: _Matrix, tile: slice, k: slice) -> Tensor:
-    """block[:, k] @ weight[tile, k].T, expanding at most K_STRIP columns of the weight at a time."""
-    if k.stop - k.start > K_STRIP:
-        left, right = _halves(k, K_STRIP)
-        return _dot(block, weight, tile, left).add_(_dot(block, weight, tile, right))
-    return _pairwise(block[:, k], weight.expand(tile, k, block.dtype).T)
+def _dot(block: _Tile, weight: _Matrix, tile: slice) -> Tensor:
+    """block @ weight[tile].T, (rows, tile) fp64."""
+    total: Tensor | None = None
+    for k in _strips(weight.k):
+        strip = weight.expand(tile, k, block.values.dtype)
+        part = block.columns(k)
+        if strip.bounds is None or part.bounds is None:
+            y = part.values @ strip.values.T
+        else:
+            exact = (part.bounds * strip.bounds <= _EXACT).tolist()
+            y = _pairwise(part.values, strip.values.T, exact).double()
+        total = y if total is None else total.add_(y)
+    assert total is not None
+    return total
 
 
-def _pairwise(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y, summed pairwise over leaves of K_LEAF."""
-    k = slice(0, x.shape[1])
-    if k.stop <= K_LEAF:
-        return x @ y
-    left, right = _halves(k, K_LEAF)
-    return _pairwise(x[:, left], y[left]).add_(_pairwise(x[:, right], y[right]))
+def _pairwise(x: Tensor, y: Tensor, exact: list[bool]) -> Tensor:
+    """x @ y in fp32, summed pairwise over leaves; `exact` says of each whether fp32 sums inside it are."""
+    if len(exact) == 1:
+        return x @ y if exact[0] else (x.double() @ y.double()).float()
+    half = (len(exact) + 1) // 2
+    k = half * K_LEAF
+    return _pairwise(x[:, :k], y[:k], exact[:half]).add_(_pairwise(x[:, k:], y[k:], exact[half:]))
 
 
-def _dot_row_by_row(block: Tensor, weight: _Matrix, tile: slice, k: slice) -> Tensor:
+def _dot_row_by_row(block: _Tile, weight: _Matrix, tile: slice) -> Tensor:
     """As `_dot`, each row by a matrix-vector product of one fixed shape from one fixed address."""
-    if k.stop - k.start > K_STRIP:
-        left, right = _halves(k, K_STRIP)
-        return _dot_row_by_row(block, weight, tile, left).add_(_dot_row_by_row(block, weight, tile, right))
-    matrix = weight.expand(tile, k, block.dtype)
-    y = block.new_empty(len(block), len(matrix))
-    row, result = block.new_empty(matrix.shape[1]), block.new_empty(len(matrix))
-    for i in range(len(block)):
-        row.copy_(block[i, k])
-        y[i] = torch.mv(matrix, row, out=result)
-    return y
+    total: Tensor | None = None
+    for k in _strips(weight.k):
+        matrix = weight.expand(tile, k, block.values.dtype).values
+        y = block.values.new_empty(len(block.values), len(matrix))
+        row, result = y.new_empty(matrix.shape[1]), y.new_empty(len(matrix))
+        for i in range(len(y)):
+            row.copy_(block.values[i, k])
+            y[i] = torch.mv(matrix, row, out=result)
+        total = y if total is None else total.add_(y)
+    assert total is not None
+    return total
 
 
-def _halves(k: slice, unit: int) -> tuple[slice, slice]:
-    """A range cut in the middle, the left part a multiple of `unit`."""
-    units = -(-(k.stop - k.start) // unit)
-    middle = k.start + (units + 1) // 2 * unit
-    return slice(k.start, middle), slice(middle, k.stop)
+def _strips(k: int) -> list[slice]:
+    return [slice(start, min(k, start + K_STRIP)) for start in range(0, k, K_STRIP)]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Expanded values (rows, k), row major; if fp32, with a bound for each leaf of k."""
+
+    values: Tensor
+    bounds: Tensor | None
+
+    def columns(self, k: slice) -> _Tile:
+        leaves = slice(k.start // K_LEAF, -(-k.stop // K_LEAF))
+        return _Tile(self.values[:, k], None if self.bounds is None else self.bounds[leaves])
 
 
 @dataclass(frozen=True)
@@ -135,15 +157,32 @@ class _Matrix:
     def __len__(self) -> int:
         return len(self.data)
 
-    def expand(self, rows: slice, k: slice, dtype: torch.dtype | None) -> Tensor:
-        """Values [rows, k], fresh and row-major, in `dtype`: by default the one whose sums honour the contract."""
+    def expand(self, rows: slice, k: slice, dtype: torch.dtype) -> _Tile:
+        """Values [rows, k] in `dtype`. Plain values only in fp64."""
         if self.scales is None:
-            values = self.data[rows, k]
-            return values.to(dtype or _sum_dtype(values), copy=True, memory_format=torch.contiguous_format)
+            return _Tile(self.data[rows, k].to(dtype, memory_format=torch.contiguous_format), None)
         columns = slice(k.start // BLOCK, -(-k.stop // BLOCK))
-        scales = e4m3.decode(self.scales[rows, columns], dtype or torch.float32)
+        scales = self.scales[rows, columns]
         packed = self.data[rows, columns.start * BLOCK // 2 : columns.stop * BLOCK // 2]
-        return blocks.expand(packed, scales)[:, : k.stop - k.start]
+        values = blocks.expand(packed, e4m3.decode(scales, dtype))
+        bounds = _leaf_bound(values, scales) if dtype == torch.float32 else None
+        return _Tile(values[:, : k.stop - k.start], bounds)
+
+
+def _leaf_bound(values: Tensor, scales: Tensor) -> Tensor:
+    """For each leaf of k the largest norm / unit over the rows, fp32 (leaves,).
+
+    The unit of a row is the largest power of two of which all its values in the leaf are multiples. By Cauchy and
+    Schwarz a sum of |a||b| over the leaf is at most bound(a) x bound(b) x unit(a) x unit(b).
+    """
+    rows, k = values.shape
+    pad = -k % K_LEAF
+    norms = torch.nn.functional.pad(values, (0, pad)) if pad else values
+    norms = torch.linalg.vector_norm(norms.view(rows, -1, K_LEAF), dim=-1)
+    steps = torch.nn.functional.pad(e4m3.step(scales), (0, pad // BLOCK), value=e4m3.MAX)
+    units = steps.view(rows, -1, K_LEAF // BLOCK).amin(-1) * (e2m1.MAGNITUDES[1])
+    bounds: Tensor = (norms * (1 + 2.0**-16) / units).amax(0)  # more than a rounded norm can fall short
+    return bounds
 
 
 def _matrices(x: NVFP4Tensor | Tensor, batch: torch.Size | None) -> list[_Matrix]:
@@ -160,33 +199,22 @@ def _matrices(x: NVFP4Tensor | Tensor, batch: torch.Size | None) -> list[_Matrix
     return [_Matrix(data[i], None if scales is None else scales[i], x.shape[-1]) for i in at]
 
 
-def _sum_dtype(values: Tensor) -> torch.dtype:
-    if values.dtype == torch.float16:
-        return torch.float32
-    if values.dtype == torch.bfloat16:
-        low, high = torch.aminmax(values)
-        amax = max(-float(low), float(high))
-        if amax == 0 or _SAFE_BF16[0] <= amax <= _SAFE_BF16[1]:
-            return torch.float32
-    return torch.float64
-
-
 def _unit(x: NVFP4Tensor | Tensor) -> float:
     return float(x.global_scale) if isinstance(x, NVFP4Tensor) else 1.0
 
 
 @dataclass(frozen=True)
 class _Epilogue:
-    factor: float
+    unit: float
+    alpha: float
     bias: Tensor | None
     activation: str | None
 
     def __call__(self, y: Tensor, tile: slice) -> Tensor:
-        """act(factor x y + bias[tile]), overwriting `y`; in fp64 where fp32 cannot hold the factor."""
-        low, high = _F32_NORMAL
-        if y.dtype == torch.float32 and not (low <= abs(self.factor) <= high or self.factor == 0):
-            y = y.double()
-        y.mul_(self.factor)
+        """act(alpha x unit x y + bias[tile]), overwriting `y` (fp64). Alpha comes last, so that 0 stays 0."""
+        y.mul_(self.unit)
+        if self.alpha != 1.0:
+            y.mul_(self.alpha)
         if self.bias is not None:
             y.add_(self.bias[tile])
         return ACTIVATIONS[self.activation](y)

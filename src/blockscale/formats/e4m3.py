@@ -27,6 +27,13 @@ def decode(scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return scales.to(dtype)
 
 
+def step(scales: Tensor) -> Tensor:
+    """fp32: the power of two between neighbouring E4M3 values at each of `scales`; 448, no bound, for a scale of 0."""
+    code = scales.view(torch.uint8)
+    power = torch.ldexp(torch.ones_like(code, dtype=torch.float32), (code >> 3).clamp(min=1).to(torch.int32) - 10)
+    return torch.where(code == 0, MAX, power)
+
+
 def invalid(scales: Tensor) -> Tensor:
     """True where a byte is no NVFP4 scale: the sign bit set (0x80 included) or NaN (0x7F)."""
     return scales.view(torch.uint8) > LARGEST_CODE

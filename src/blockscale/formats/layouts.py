@@ -86,7 +86,7 @@ def _scale_rows(group_sizes: Tensor, rows: int) -> Tensor:
     """(rows,) int64: the scale row of each compact row."""
     sizes = group_sizes.long()
     shift = scale_offsets(sizes)[:-1] - (sizes.cumsum(0) - sizes)
-    return torch.arange(rows, device=sizes.device) + shift.repeat_interleave(sizes, output_size=rows)
+    return torch.arange(rows, dtype=torch.int64, device=sizes.device) + shift.repeat_interleave(sizes, output_size=rows)
 
 
 def _pad(x: Tensor, rows: int, cols: int) -> Tensor:

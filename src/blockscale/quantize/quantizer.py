@@ -3,6 +3,7 @@ on nothing but its 16 values and the global scale."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from blockscale import threads
 from blockscale.formats import e2m1, e4m3, layouts
 from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LINEAR, round_up
 from blockscale.quantize.methods import METHODS, Method
-from blockscale.tensor import NVFP4Tensor, check_group_sizes, check_layout
+from blockscale.tensor import LARGEST_GLOBAL_SCALE, NVFP4Tensor, as_global_scale, check_group_sizes, check_layout
 
 SMALLEST_GLOBAL_SCALE = 2.0**-126
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,57 +52,68 @@ def quantize(
     _check_arguments(x, method, layout, nonfinite, seed)
     groups = _groups_for(x, layout, group_sizes)
     with threads.exact_arithmetic():
-        finite_amax = _finite_amax(x, nonfinite)
-        unit = _global_scale(global_scale, finite_amax, METHODS[method].divisor)
+        # One copy where rows of a batch do not lie in a regular grid; a matrix never needs it.
+        rows = x.detach() if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
+        unit = _global_scale(global_scale, _finite_amax(rows, x.shape, nonfinite), METHODS[method].divisor)
         k = x.shape[-1]
-        codes = torch.empty(*x.shape[:-1], round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(*x.shape[:-1], layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
-        if x.numel():
-            _fill(x, codes, scales, METHODS[method], unit, saturate=nonfinite == "saturate")
-        linear = NVFP4Tensor(codes, scales, unit, LINEAR, x.shape)
-        return linear.with_layout(layout, groups)
+        codes = torch.empty(len(rows), round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(len(rows), layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
+        _fill(rows, codes, scales, METHODS[method], unit, saturate=nonfinite == "saturate")
+        batch = x.shape[:-1]
+        codes, scales = codes.view(*batch, codes.shape[-1]), scales.view(*batch, scales.shape[-1])
+        return NVFP4Tensor(codes, scales, unit, LINEAR, x.shape).with_layout(layout, groups)
 
 
 def _fill(x: Tensor, codes: Tensor, scales: Tensor, method: Method, unit: Tensor, *, saturate: bool) -> None:
-    """Write codes (..., M, K_pad/2) and scales (..., M, K_pad/16) of `x`, both whole."""
-    matrices = _matrices(x)
-    codes, scales = (t.view(len(matrices), -1, t.shape[-1]) for t in (codes, scales))
-    rows = max(1, _TILE // round_up(x.shape[-1], K_ALIGN))
-    pieces = [(i, slice(r, r + rows)) for i, matrix in enumerate(matrices) for r in range(0, len(matrix), rows)]
-    share = -(-len(pieces) // (4 * torch.get_num_threads()))  # some more shares than threads, for an even load
+    """Write codes (M, K_pad/2) and scales (M, K_pad/16) of `x` (M, K), both whole."""
+    pieces = _pieces(x)
+    share = max(1, -(-len(pieces) // (4 * torch.get_num_threads())))  # some more shares than threads, for an even load
 
-    def fill(mine: list[tuple[int, slice]]) -> None:
-        tile = _Tile(method, unit, rows, x.shape[-1], saturate=saturate)
-        for i, r in mine:
-            tile.quantize(matrices[i][r], codes[i, r], scales[i, r])
+    def fill(mine: list[tuple[slice, slice]]) -> None:
+        tile = _Tile(method, unit, saturate=saturate)
+        for rows, k in mine:
+            of_codes, of_scales = (slice(k.start // n, round_up(k.stop, K_ALIGN) // n) for n in (2, BLOCK))
+            tile.quantize(x[rows, k], codes[rows, of_codes], scales[rows, of_scales])
 
     threads.for_each(fill, [pieces[i : i + share] for i in range(0, len(pieces), share)])
+
+
+def _pieces(x: Tensor) -> list[tuple[slice, slice]]:
+    """`x` (M, K) cut into pieces of at most _TILE elements of padded storage: (rows, k), k from a multiple of 64."""
+    m, k = x.shape
+    columns = min(_TILE, round_up(k, K_ALIGN))
+    rows = _TILE // columns
+    return [
+        (slice(r, min(m, r + rows)), slice(c, min(k, c + columns)))
+        for r in range(0, m, rows)
+        for c in range(0, k, columns)
+    ]
 
 
 class _Tile:
     """Buffers for one tile of rows, and the steps over them."""
 
-    def __init__(self, method: Method, unit: Tensor, rows: int, k: int, *, saturate: bool) -> None:
-        self.method, self.unit, self.k, self.saturate = method, unit, k, saturate
-        self.columns = round_up(k, K_ALIGN)
-        size = rows * self.columns
-        self.x = torch.zeros(size, device=unit.device)  # the columns beyond k stay zero
-        self.quotient, self.p, self.scratch = torch.empty(3, size, dtype=torch.int32, device=unit.device).unbind(0)
+    def __init__(self, method: Method, unit: Tensor, *, saturate: bool) -> None:
+        self.method, self.unit, self.saturate = method, unit, saturate
+        self.x = torch.empty(_TILE, dtype=torch.float32, device=unit.device)
+        self.quotient, self.p, self.scratch = torch.empty(3, _TILE, dtype=torch.int32, device=unit.device).unbind(0)
 
     def quantize(self, x: Tensor, codes: Tensor, scales: Tensor) -> None:
-        """x (R, k) -> codes (R, columns/2) and scales (R, columns/16), both written whole."""
-        size = len(x) * self.columns
-        values = self.x[:size]
-        values.view(len(x), self.columns)[:, : self.k].copy_(x)
+        """x (R, k) -> codes (R, columns/2) and scales (R, columns/16), both written whole; columns is k padded."""
+        columns = 2 * codes.shape[-1]
+        values = self.x[: len(x) * columns]
+        padded = values.view(len(x), columns)
+        padded[:, : x.shape[1]].copy_(x)
+        padded[:, x.shape[1] :] = 0
         if self.saturate:
             limit = min(float(e2m1.MAX * (e4m3.MAX * self.unit)), torch.finfo(torch.float32).max)
             torch.nan_to_num_(values, nan=0.0, posinf=limit, neginf=-limit)
-        magnitudes = torch.bitwise_and(values.view(torch.int32), _F32_MAGNITUDE, out=self.scratch[:size])
+        magnitudes = torch.bitwise_and(values.view(torch.int32), _F32_MAGNITUDE, out=self.scratch[: len(values)])
         block_amax = magnitudes.view(-1, BLOCK).amax(dim=1).view(torch.float32)
         candidates = self.method.candidates(block_amax, self.unit)
         best = candidates[0] if len(candidates) == 1 else self._best(values, candidates)
-        grid = self._encode(values, best).view(torch.int64)  # two codes, each in the low byte of one half
-        codes.copy_((grid | (grid >> 28)).view(codes.shape))
+        pairs = self._encode(values, best).view(torch.int64)  # codes in bits 0-3 and 32-35
+        codes.copy_((pairs | (pairs >> 28)).view(codes.shape))  # the low byte: bits 0-3 and 4-7
         scales.copy_(best.view(scales.shape))
 
     def _encode(self, values: Tensor, scales: Tensor) -> Tensor:
@@ -137,62 +149,48 @@ class _Tile:
         return error.squeeze(1)
 
 
-def _matrices(x: Tensor) -> list[Tensor]:
-    """`x` (..., M, K) as 2-D views: one where the strides allow, else one a batch index."""
-    try:
-        return [x.view(-1, x.shape[-1])]
-    except RuntimeError:
-        return [x] if x.ndim == 2 else [m for part in x.unbind(0) for m in _matrices(part)]
+def _finite_amax(rows: Tensor, shape: torch.Size, nonfinite: str) -> Tensor:
+    """fp32 (): the largest finite magnitude of `rows` (M, K), 0 when there is none.
+
+    Raises ValueError for what `nonfinite` refuses, with its coordinate in `shape`.
+    """
+    pieces = _pieces(rows)
+    largest = torch.zeros(len(pieces) + 1, dtype=torch.float32, device=rows.device)
+
+    def measure(i: int) -> None:
+        piece = rows[pieces[i]]
+        largest[i] = torch.stack(torch.aminmax(piece)).abs().amax()
+        if not torch.isfinite(largest[i]) and nonfinite == "saturate":
+            largest[i] = torch.nan_to_num(piece, nan=0.0, posinf=0.0, neginf=0.0).abs().amax()
+
+    threads.for_each(measure, range(len(pieces)))
+    bad = ~torch.isfinite(largest)
+    if bool(bad.any()):
+        raise ValueError(_first_nonfinite(rows, shape))
+    return largest.amax()
 
 
-def _finite_amax(x: Tensor, nonfinite: str) -> Tensor:
-    """fp32 (): the largest finite magnitude, 0 when there is none. Raises ValueError for what `nonfinite` refuses."""
-    if x.numel() == 0:
-        return torch.zeros((), device=x.device)
-    low, high = torch.aminmax(x)
-    amax = torch.maximum(low.abs(), high.abs()).float()
-    if torch.isfinite(amax):
-        return amax
-    if nonfinite == "error":
-        raise ValueError(_first_nonfinite(x))
-    parts = (part[r : r + 1] for part in _matrices(x) for r in range(len(part)))
-    return (
-        torch.stack([torch.nan_to_num(p, nan=0.0, posinf=0.0, neginf=0.0).abs().amax() for p in parts]).amax().float()
-    )
-
-
-def _first_nonfinite(x: Tensor) -> str:
-    """The message for the first NaN or infinity of `x` in row-major order."""
-    position = 0
-    for part in _matrices(x):
-        for r in range(len(part)):
-            bad = ~torch.isfinite(part[r])
-            if bool(bad.any()):
-                at, rest = [], (position + r) * x.shape[-1] + int(bad.nonzero()[0])
-                for size in reversed(x.shape):
-                    rest, index = divmod(rest, size)
-                    at.append(index)
-                where = tuple(reversed(at))
-                return f"x: {float(x[where])} at {where}; allowed are finite values, or nonfinite='saturate'"
-        position += len(part)
+def _first_nonfinite(rows: Tensor, shape: torch.Size) -> str:
+    """The message for the first NaN or infinity in row-major order."""
+    step = max(1, _TILE // rows.shape[1])
+    for r in range(0, len(rows), step):
+        bad = (~torch.isfinite(rows[r : r + step])).nonzero()
+        if len(bad):
+            row, column = r + int(bad[0, 0]), int(bad[0, 1])
+            where = (*(int(i) for i in np.unravel_index(row, shape[:-1])), column)
+            return f"x: {float(rows[row, column])} at {where}; allowed are finite values, or nonfinite='saturate'"
     raise AssertionError("no non-finite value found")
 
 
 def _global_scale(given: float | Tensor | None, amax: Tensor, divisor: float) -> Tensor:
     if given is None:
         return torch.ones_like(amax) if amax == 0 else (amax / divisor).clamp_(min=SMALLEST_GLOBAL_SCALE)
-    if isinstance(given, Tensor):
-        if given.numel() != 1 or given.dtype != torch.float32 or given.device.type != "cpu":
-            raise ValueError(
-                f"global_scale: {given.dtype} tensor of shape {tuple(given.shape)} on {given.device}, "
-                "expected one fp32 element on x's device"
-            )
-        unit = given.detach().reshape(()).clone()
-    else:
-        unit = torch.tensor(float(given), dtype=torch.float32, device=amax.device)
-    if not SMALLEST_GLOBAL_SCALE <= float(unit) < float("inf"):
-        raise ValueError(f"global_scale: {float(unit)}, expected a finite multiplier of at least 2^-126")
-    return unit
+    unit = as_global_scale(given, amax.device)
+    if not SMALLEST_GLOBAL_SCALE <= float(unit) <= LARGEST_GLOBAL_SCALE:
+        raise ValueError(
+            f"global_scale: {float(unit)}, expected a multiplier from 2^-126 to {LARGEST_GLOBAL_SCALE:.4g}"
+        )
+    return unit.clone()
 
 
 def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: int | None) -> None:
@@ -206,7 +204,9 @@ def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: 
         raise ValueError(f"x: K = {x.shape[-1]}, expected at least 1")
     if x.device.type != "cpu":
         raise ValueError(f"x: on {x.device}; this version quantises on the CPU (the result moves with .to())")
-    if method not in METHODS:
+    if x.layout != torch.strided:
+        raise TypeError(f"x: layout {x.layout}, expected a dense tensor")
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"method: {method!r}, expected one of {', '.join(map(repr, METHODS))}")
     if nonfinite not in _NONFINITE:
         raise ValueError(f"nonfinite: {nonfinite!r}, expected one of {', '.join(map(repr, _NONFINITE))}")
