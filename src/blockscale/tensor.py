@@ -148,7 +148,7 @@ class NVFP4Tensor:
             flat[r : r + step] = blocks.expand(codes[r : r + step], d)[:, :k]
 
         with threads.exact_arithmetic():
-            threads.for_each(fill, range(0, len(codes), step))
+            threads.map_each(fill, range(0, len(codes), step))
         return out
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _starting = threading.Lock()
@@ -23,20 +24,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pools.clear)  # threads do not survive a fork
 
 
-def for_each(task: Callable[[T], None], items: Sequence[T]) -> None:
+def map_each(task: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """`task(item)` for every item, on as many threads as torch uses here; the caller is within `exact_arithmetic`."""
     count = torch.get_num_threads()
     if min(count, len(items)) <= 1:
-        for item in items:
-            task(item)
-        return
+        return [task(item) for item in items]
     inference = torch.is_inference_mode_enabled()
 
-    def run(item: T) -> None:
+    def run(item: T) -> R:
         with torch.inference_mode(inference), torch.no_grad():
-            task(item)
+            return task(item)
 
-    list(_pool(count).map(run, items))
+    return list(_pool(count).map(run, items))
 
 
 @contextmanager

@@ -69,6 +69,10 @@ class TestE4M3:
         v = torch.tensor([447.9, 448, 464, 465, 480, 1000, 3e38, torch.inf])
         assert e4m3.encode_scale(v).view(torch.uint8).tolist() == [0x7E] * 8
 
+    def test_step_is_the_distance_to_the_next_value(self):
+        v = torch.from_numpy(reference.E4M3[1:127]).float()
+        assert torch.equal(e4m3.step(v[:-1]), v[1:] - v[:-1])
+
     def test_invalid_bytes_are_nan_and_every_set_sign_bit(self):
         bad = e4m3.invalid(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn))
         assert bad.nonzero().flatten().tolist() == list(range(0x7F, 256))

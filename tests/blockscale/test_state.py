@@ -74,7 +74,7 @@ def test_same_bits_in_every_state(state, threads):
 
 def test_tables_are_not_poisoned_by_a_fake_run():
     q = bs.quantize(torch.randn(4, 64))
-    bs.formats.blocks._four_codes.cache_clear()
+    bs.formats.blocks._table.cache_clear()
     mode = FakeTensorMode()
     fake = bs.NVFP4Tensor(
         *(mode.from_tensor(t) for t in (q.codes, q.scales, q.global_scale)), layout=q.layout, shape=q.shape

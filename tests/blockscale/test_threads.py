@@ -25,7 +25,7 @@ def test_every_item_once_on_single_threaded_workers(two_threads):
         seen.append(item)
         counts.add((threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
 
-    threads.for_each(task, range(20))
+    threads.map_each(task, range(20))
     assert sorted(seen) == list(range(20))
     assert counts == {(False, 1)}
     assert torch.get_num_threads() == 2
@@ -42,7 +42,7 @@ def test_an_error_in_a_worker_reaches_the_caller(two_threads):
             raise ValueError("three")
 
     with pytest.raises(ValueError, match="three"):
-        threads.for_each(task, range(5))
+        threads.map_each(task, range(5))
     assert torch.get_num_threads() == 2
 
 
@@ -84,11 +84,11 @@ def test_flushing_of_subnormals_is_neither_obeyed_nor_changed(count):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_works_in_a_forked_child(two_threads):
-    threads.for_each(lambda item: None, range(4))
+    threads.map_each(lambda item: None, range(4))
     child = os.fork()
     if child == 0:
         seen = []
-        threads.for_each(seen.append, range(4))
+        threads.map_each(seen.append, range(4))
         os._exit(0 if len(seen) == 4 else 1)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -4,8 +4,8 @@ A tile holds code x scale, which is exact (six significand bits); global scales,
 to the sums in fp64. What keeps the result contract, for all data:
 
 - NVFP4 x NVFP4: K is cut into leaves of K_LEAF. All products of a leaf are multiples of one unit, so their fp32 sum is
-  exact in any order while it stays under 2^24 units; `_leaf_bound` tells when it must. Other leaves, where block scales
-  differ widely, are summed in fp64. Leaves are added pairwise, strips of leaves in fp64.
+  exact in any order while it stays under 2^24 units; `_leaf_bounds` tells when it must. Other leaves, where block
+  scales differ widely, are summed in fp64. The few leaves of a strip are added in fp32, strips in fp64.
 - Weight-only: activations have wide significands, and a sequential fp32 sum of a few hundred positive products can miss
   the contract. Sums are fp64.
 """
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,8 +28,8 @@ from blockscale.formats.layouts import BLOCK
 from blockscale.tensor import NVFP4Tensor
 
 N_TILE = 256
-K_STRIP = 2048  # an fp32 tile of N_TILE x K_STRIP is 2 MiB, and each thread holds one
-K_LEAF = 128
+K_STRIP = 4096  # an fp32 tile of N_TILE x K_STRIP is 4 MiB, and each thread holds one
+K_LEAF = 256
 ROW_BYTES = 16 << 20  # of one block of expanded rows of `a`
 MAX_ROWS = 4096
 _EXACT = 2.0**24  # sums of integers below this are exact in fp32
@@ -71,7 +73,7 @@ def gemm(
     targets = result.view(1 if batch is None else math.prod(batch), -1, out.shape[-1])
     problems = list(zip(_matrices(a, batch), _matrices(b, batch), targets, strict=True))
     # Several matrices are shared out among threads whole; the tiles of a single one are, inside _multiply.
-    threads.for_each(lambda problem: _multiply(*problem, epilogue, invariant=invariant), problems)
+    threads.map_each(lambda problem: _multiply(*problem, epilogue, invariant=invariant), problems)
     if result is not out:
         out.copy_(result)
 
@@ -79,71 +81,76 @@ def gemm(
 def _multiply(rows: _Matrix, weight: _Matrix, target: Tensor, epilogue: _Epilogue, *, invariant: bool) -> None:
     dtype = torch.float64 if invariant or rows.scales is None else torch.float32
     step = min(MAX_ROWS, max(1, ROW_BYTES // (rows.k * dtype.itemsize)))
-    dot = _dot_row_by_row if invariant else _dot
-    tiles = [slice(n, n + N_TILE) for n in range(0, len(weight), N_TILE)]
-    for r in range(0, len(rows), step):
-        block = rows.expand(slice(r, r + step), slice(0, rows.k), dtype)
+    product = _product_row_by_row if invariant else _product
+    scratch = _Scratch(min(step, len(rows)), dtype)
+    for r in _cuts(len(rows), step):
+        # Each leaf of the rows lies by itself: matmul packs it again for every tile, and long row strides slow that.
+        expand = partial(rows.expand, r, dtype=dtype)
+        block = threads.map_each(expand, _cuts(rows.k, K_LEAF))
 
-        def multiply(tile: slice, block: _Tile = block, part: Tensor = target[r : r + step]) -> None:
-            part[:, tile] = epilogue(dot(block, weight, tile), tile)
+        def multiply(tile: slice, block: list[_Tile] = block, part: Tensor = target[r]) -> None:
+            part[:, tile] = epilogue(_dot(block, weight, tile, product, scratch), tile)
 
-        threads.for_each(multiply, tiles)
+        threads.map_each(multiply, _cuts(len(weight), N_TILE))
 
 
-def _dot(block: _Tile, weight: _Matrix, tile: slice) -> Tensor:
-    """block @ weight[tile].T, (rows, tile) fp64."""
-    total: Tensor | None = None
-    for k in _strips(weight.k):
-        strip = weight.expand(tile, k, block.values.dtype)
-        part = block.columns(k)
-        if strip.bounds is None or part.bounds is None:
-            y = part.values @ strip.values.T
-        else:
-            exact = (part.bounds * strip.bounds <= _EXACT).tolist()
-            y = _pairwise(part.values, strip.values.T, exact).double()
-        total = y if total is None else total.add_(y)
-    assert total is not None
+class _Scratch(threading.local):
+    """A thread's buffers for one call. Memory that is new for every tile would cost as much as half the arithmetic."""
+
+    def __init__(self, rows: int, dtype: torch.dtype) -> None:
+        self.weight = torch.empty(N_TILE * K_STRIP, dtype=dtype, device="cpu")
+        self.part, self.strip = torch.empty(2, rows * N_TILE, dtype=dtype, device="cpu")
+        self.total = torch.empty(rows * N_TILE, dtype=torch.float64, device="cpu")
+
+
+Product = Callable[[Tensor, Tensor, Tensor], object]
+"""(x, y, out): out = x @ y."""
+
+
+def _dot(block: list[_Tile], weight: _Matrix, tile: slice, product: Product, scratch: _Scratch) -> Tensor:
+    """block @ weight[tile].T, (rows, tile) fp64, in `scratch`."""
+    shape = len(block[0].values), tile.stop - tile.start
+    part, strip, total = (b[: math.prod(shape)].view(shape) for b in (scratch.part, scratch.strip, scratch.total))
+    for k in _cuts(weight.k, K_STRIP):
+        weights = weight.expand(tile, k, part.dtype, scratch.weight)
+        leaves = _cuts(k.stop - k.start, K_LEAF)
+        mine = block[k.start // K_LEAF :][: len(leaves)]
+        for leaf, x, bound in zip(leaves, mine, weights.bounds, strict=True):
+            y = weights.values[:, leaf].T
+            out = part if leaf.start else strip
+            if x.bounds[0] * bound <= _EXACT:
+                product(x.values, y, out)
+            else:
+                out.copy_(x.values.double() @ y.double())
+            if leaf.start:
+                strip.add_(part)
+        total = total.add_(strip) if k.start else total.copy_(strip)
     return total
 
 
-def _pairwise(x: Tensor, y: Tensor, exact: list[bool]) -> Tensor:
-    """x @ y in fp32, summed pairwise over leaves; `exact` says of each whether fp32 sums inside it are."""
-    if len(exact) == 1:
-        return x @ y if exact[0] else (x.double() @ y.double()).float()
-    half = (len(exact) + 1) // 2
-    k = half * K_LEAF
-    return _pairwise(x[:, :k], y[:k], exact[:half]).add_(_pairwise(x[:, k:], y[k:], exact[half:]))
+def _product(x: Tensor, y: Tensor, out: Tensor) -> None:
+    torch.mm(x, y, out=out)
 
 
-def _dot_row_by_row(block: _Tile, weight: _Matrix, tile: slice) -> Tensor:
-    """As `_dot`, each row by a matrix-vector product of one fixed shape from one fixed address."""
-    total: Tensor | None = None
-    for k in _strips(weight.k):
-        matrix = weight.expand(tile, k, block.values.dtype).values
-        y = block.values.new_empty(len(block.values), len(matrix))
-        row, result = y.new_empty(matrix.shape[1]), y.new_empty(len(matrix))
-        for i in range(len(y)):
-            row.copy_(block.values[i, k])
-            y[i] = torch.mv(matrix, row, out=result)
-        total = y if total is None else total.add_(y)
-    assert total is not None
-    return total
+def _product_row_by_row(x: Tensor, y: Tensor, out: Tensor) -> None:
+    """As `_product`, each row by a matrix-vector product of one fixed shape from one fixed address."""
+    matrix = y.T
+    row, result = x.new_empty(x.shape[1]), x.new_empty(len(matrix))
+    for i in range(len(x)):
+        row.copy_(x[i])
+        out[i] = torch.mv(matrix, row, out=result)
 
 
-def _strips(k: int) -> list[slice]:
-    return [slice(start, min(k, start + K_STRIP)) for start in range(0, k, K_STRIP)]
+def _cuts(size: int, step: int) -> list[slice]:
+    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """Expanded values (rows, k), row major; if fp32, with a bound for each leaf of k."""
+    """Expanded values (rows, k), row major, and for each leaf of k a bound; 0 in fp64, which needs none."""
 
     values: Tensor
-    bounds: Tensor | None
-
-    def columns(self, k: slice) -> _Tile:
-        leaves = slice(k.start // K_LEAF, -(-k.stop // K_LEAF))
-        return _Tile(self.values[:, k], None if self.bounds is None else self.bounds[leaves])
+    bounds: list[float]
 
 
 @dataclass(frozen=True)
@@ -157,19 +164,24 @@ class _Matrix:
     def __len__(self) -> int:
         return len(self.data)
 
-    def expand(self, rows: slice, k: slice, dtype: torch.dtype) -> _Tile:
-        """Values [rows, k] in `dtype`. Plain values only in fp64."""
+    def expand(self, rows: slice, k: slice, dtype: torch.dtype, out: Tensor | None = None) -> _Tile:
+        """Values [rows, k] in `dtype`, with k.start on a leaf, in the buffer `out` if given. Plain values in fp64."""
         if self.scales is None:
-            return _Tile(self.data[rows, k].to(dtype, memory_format=torch.contiguous_format), None)
+            return _without_bounds(self.data[rows, k].to(dtype, memory_format=torch.contiguous_format))
         columns = slice(k.start // BLOCK, -(-k.stop // BLOCK))
         scales = self.scales[rows, columns]
         packed = self.data[rows, columns.start * BLOCK // 2 : columns.stop * BLOCK // 2]
-        values = blocks.expand(packed, e4m3.decode(scales, dtype))
-        bounds = _leaf_bound(values, scales) if dtype == torch.float32 else None
-        return _Tile(values[:, : k.stop - k.start], bounds)
+        values = blocks.expand(packed, e4m3.decode(scales, dtype), out)
+        if dtype == torch.float64:
+            return _without_bounds(values[:, : k.stop - k.start])
+        return _Tile(values[:, : k.stop - k.start], _leaf_bounds(values, scales).tolist())
 
 
-def _leaf_bound(values: Tensor, scales: Tensor) -> Tensor:
+def _without_bounds(values: Tensor) -> _Tile:
+    return _Tile(values, [0.0] * -(-values.shape[1] // K_LEAF))
+
+
+def _leaf_bounds(values: Tensor, scales: Tensor) -> Tensor:
     """For each leaf of k the largest norm / unit over the rows, fp32 (leaves,).
 
     The unit of a row is the largest power of two of which all its values in the leaf are multiples. By Cauchy and
@@ -179,8 +191,10 @@ def _leaf_bound(values: Tensor, scales: Tensor) -> Tensor:
     pad = -k % K_LEAF
     norms = torch.nn.functional.pad(values, (0, pad)) if pad else values
     norms = torch.linalg.vector_norm(norms.view(rows, -1, K_LEAF), dim=-1)
-    steps = torch.nn.functional.pad(e4m3.step(scales), (0, pad // BLOCK), value=e4m3.MAX)
-    units = steps.view(rows, -1, K_LEAF // BLOCK).amin(-1) * (e2m1.MAGNITUDES[1])
+    below = scales.view(torch.uint8) - 1  # wraps, so that 0, which bounds nothing, becomes the largest
+    below = torch.nn.functional.pad(below, (0, pad // BLOCK), value=255) if pad else below
+    smallest = (below.view(rows, -1, K_LEAF // BLOCK).amin(-1) + 1).view(torch.float8_e4m3fn)
+    units = e4m3.step(e4m3.decode(smallest)) * e2m1.MAGNITUDES[1]
     bounds: Tensor = (norms * (1 + 2.0**-16) / units).amax(0)  # more than a rounded norm can fall short
     return bounds
 

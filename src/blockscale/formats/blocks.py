@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,29 +16,39 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @cache
-def _four_codes(dtype: torch.dtype) -> npt.NDArray[Any]:
-    """(65536, 4): the values of the four codes in two adjacent bytes, indexed by them as one little-endian integer.
+def _table(dtype: torch.dtype) -> npt.NDArray[np.complex128]:
+    """The values of two adjacent bytes of codes in fp32, or of one byte in fp64: 16 bytes, indexed by the packed codes.
 
-    A numpy array, since a cached tensor would belong to whatever mode (inference, fake) was on when it was made.
+    Carried as complex numbers because torch gathers single 16-byte elements twice as fast as rows of four. A numpy
+    array, since a cached tensor would belong to whatever mode (inference, fake) was on when it was made.
     """
-    pairs = np.arange(1 << 16)[:, None]
-    values: npt.NDArray[Any] = np.array(e2m1.VALUES, _NUMPY[dtype])[pairs >> np.array([0, 4, 8, 12]) & 0xF]
-    return values
+    codes = 16 // np.dtype(_NUMPY[dtype]).itemsize
+    packed = np.arange(16**codes)[:, None] >> (4 * np.arange(codes))
+    table: npt.NDArray[np.complex128] = np.array(e2m1.VALUES, _NUMPY[dtype])[packed & 0xF].view(np.complex128)[:, 0]
+    return table
 
 
-def expand(packed: Tensor, scales: Tensor) -> Tensor:
+def expand(packed: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     """code x scale for every element, in the dtype of `scales`.
 
     Args:
         packed: uint8 (R, K/2), rows contiguous and aligned to 2 bytes; K a multiple of 16.
         scales: fp32 or fp64 (R, K/16), any strides.
+        out: a 1-D buffer of that dtype with room for R x K elements. Fresh memory costs as much as the work itself.
 
     Returns:
-        (R, K), contiguous. Exact when the scales are E4M3 values: the product has at most six significand bits.
+        (R, K), contiguous, in `out` if given. Exact when the scales are E4M3 values: the product has at most six
+        significand bits.
     """
     rows, half = packed.shape
-    table = torch.from_numpy(_four_codes(scales.dtype)).to(scales.device)
-    index = packed.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF)
-    values = torch.index_select(table, 0, index.view(-1))
-    values = values.view(rows, half * 2 // BLOCK, BLOCK).mul_(scales.unsqueeze(-1))
+    table = torch.from_numpy(_table(scales.dtype)).to(scales.device)
+    if scales.dtype == torch.float32:
+        index = packed.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF)
+    else:
+        index = packed.to(torch.int32)
+    if out is None:
+        out = torch.empty(rows * half * 2, dtype=scales.dtype, device=scales.device)
+    values = out[: rows * half * 2]
+    torch.index_select(table, 0, index.view(-1), out=torch.view_as_complex(values.view(torch.float64).view(-1, 2)))
+    values.view(rows, half * 2 // BLOCK, BLOCK).mul_(scales.unsqueeze(-1))
     return values.view(rows, half * 2)

@@ -75,7 +75,7 @@ def _fill(x: Tensor, codes: Tensor, scales: Tensor, method: Method, unit: Tensor
             of_codes, of_scales = (slice(k.start // n, round_up(k.stop, K_ALIGN) // n) for n in (2, BLOCK))
             tile.quantize(x[rows, k], codes[rows, of_codes], scales[rows, of_scales])
 
-    threads.for_each(fill, [pieces[i : i + share] for i in range(0, len(pieces), share)])
+    threads.map_each(fill, [pieces[i : i + share] for i in range(0, len(pieces), share)])
 
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice]]:
@@ -163,7 +163,7 @@ def _finite_amax(rows: Tensor, shape: torch.Size, nonfinite: str) -> Tensor:
         if not torch.isfinite(largest[i]) and nonfinite == "saturate":
             largest[i] = torch.nan_to_num(piece, nan=0.0, posinf=0.0, neginf=0.0).abs().amax()
 
-    threads.for_each(measure, range(len(pieces)))
+    threads.map_each(measure, range(len(pieces)))
     bad = ~torch.isfinite(largest)
     if bool(bad.any()):
         raise ValueError(_first_nonfinite(rows, shape))
