@@ -155,7 +155,7 @@ def machine() -> dict[str, Any]:
         "load_average_at_start": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "torchao", "numpy", "blockscale")},
+        "versions": {"blockscale": bs.__version__, **{name: version(name) for name in ("torch", "torchao", "numpy")}},
     }
 
 
