@@ -102,6 +102,7 @@ class TestFromParts:
             ({"codes": torch.zeros(32, dtype=torch.uint8)}, ValueError, r"codes: shape \(32,\)"),
             ({"codes": torch.zeros(5, 0, dtype=torch.uint8)}, ValueError, "shape: K = 0"),
             ({"scales": torch.zeros(5, 4, dtype=torch.uint8)}, TypeError, "scales: dtype torch.uint8"),
+            ({"scales": torch.ones(5, 2).to(torch.float8_e8m0fnu)}, TypeError, "scales: dtype torch.float8_e8m0fnu"),
             ({"scales": torch.zeros(5, 8).to(F8)}, ValueError, r"scales: shape \(5, 8\), expected \(5, 4\)"),
             ({"scales": torch.zeros(20).to(F8)}, ValueError, r"scales: shape \(20,\), expected \(5, 4\)"),
             ({"layout": "128x4"}, ValueError, r"scales: shape \(5, 4\), expected \(128, 4\)"),
