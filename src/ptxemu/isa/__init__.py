@@ -1,0 +1,27 @@
+"""The instruction table, a file per chapter of the PTX manual.  Importing this package fills the table."""
+
+import importlib
+
+# Order matters only where two forms match the same text: the earlier one wins.
+CHAPTERS = (
+    "integer",
+    "logic",
+    "floating",
+    "compare",
+    "move",
+    "convert",
+    "memory",
+    "control",
+    "collective",
+    "barrier",
+    "sync",
+    "bulk",
+    "tcgen05",
+)
+
+for _chapter in CHAPTERS:
+    try:
+        importlib.import_module(f"ptxemu.isa.{_chapter}")
+    except ModuleNotFoundError as missing:  # while chapters are being written
+        if missing.name != f"ptxemu.isa.{_chapter}":
+            raise

@@ -1,0 +1,129 @@
+"""A grid: its clusters, started in a seeded order as far as the multiprocessors go, and how it ends."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from ptxemu.errors import Deadlock
+from ptxemu.machine.cluster import Cluster
+from ptxemu.machine.queue import Queue
+from ptxemu.machine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from ptxemu.machine.memory import GlobalMemory, Region, Watch
+    from ptxemu.machine.program import Program
+
+__all__ = ["Grid", "Shape"]
+
+Shape = tuple[int, int, int]
+
+
+class Grid:
+    """One launch.
+
+    shape: in CTAs; block: in threads; cluster: in CTAs (the preferred shape) and `fallback` the one that clusters have
+    where the preferred does not fit; shared_bytes: a CTA, static and dynamic; sms: CTAs that run at a time.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        memory: GlobalMemory,
+        queue: Queue,
+        parameters: Region,
+        shape: Shape,
+        block: Shape,
+        cluster: Shape,
+        *,
+        fallback: Shape | None = None,
+        shared_bytes: int,
+        sms: int,
+        seed: int,
+        watch: Watch | None = None,
+    ) -> None:
+        self.program = program
+        self.memory = memory
+        self.queue = queue
+        self.parameters = parameters
+        self.shape = shape
+        self.block = block
+        self.cluster_shape = cluster
+        self.threads = block[0] * block[1] * block[2]
+        self.shared_bytes = shared_bytes
+        self.watch = watch
+        self.free_sms = sms
+        self.effects = 0
+        self.running: list[Cluster] = []
+        self.finished: list[Cluster] = []
+        self.random = random.Random(f"grid {seed}")
+        self.scheduler = Scheduler(queue, seed, self.progress)
+        self.pending = self._places(cluster, fallback or cluster)
+        self.random.shuffle(self.pending)  # no order of starting is promised
+
+    def _places(self, preferred: Shape, fallback: Shape) -> list[tuple[Shape, Shape]]:
+        """Every cluster's first CTA and shape.  Both shapes may coexist, so a seeded half of those that fit is split."""
+        places = []
+        steps = [range(0, size, step) for size, step in zip(self.shape, preferred, strict=True)]
+        for origin in ((x, y, z) for z in steps[2] for y in steps[1] for x in steps[0]):
+            fits = all(o + p <= s for o, p, s in zip(origin, preferred, self.shape, strict=True))
+            if fits and (preferred == fallback or self.random.random() < 0.5):
+                places.append((origin, preferred))
+                continue
+            ends = [min(o + p, s) for o, p, s in zip(origin, preferred, self.shape, strict=True)]
+            inner = [range(o, e, f) for o, e, f in zip(origin, ends, fallback, strict=True)]
+            places += [((x, y, z), fallback) for z in inner[2] for y in inner[1] for x in inner[0]]
+        return places
+
+    def start(self) -> None:
+        """Starts clusters while multiprocessors are free."""
+        while self.pending:
+            origin, shape = self.pending[-1]
+            size = shape[0] * shape[1] * shape[2]
+            if size > self.free_sms:
+                return
+            self.pending.pop()
+            self.free_sms -= size
+            self.running.append(Cluster(self, origin, shape))
+
+    def cancel(self) -> Shape | None:
+        """PTX 'clusterlaunchcontrol': takes back a cluster that has not started and returns its first CTA's index;
+        None when all have."""
+        self.effects += 1
+        return self.pending.pop()[0] if self.pending else None
+
+    def cluster_ended(self, cluster: Cluster) -> None:
+        self.effects += 1
+        self.running.remove(cluster)
+        self.finished.append(cluster)
+        self.free_sms += cluster.shape[0] * cluster.shape[1] * cluster.shape[2]
+        self.start()
+
+    def progress(self) -> int:
+        """Grows with every effect that another warp could be waiting for."""
+        shared = sum(c.shared.writes + c.barrier.generation for c in self.running)
+        return self.effects + self.memory.writes + shared + self.queue.completed
+
+    def run(self) -> None:
+        """Runs the grid to its end; raises Deadlock when it has none."""
+        self.start()
+        self.scheduler.run()
+        if self.running:
+            raise Deadlock(self.stuck())
+
+    def stuck(self) -> str:
+        """Every warp that has not ended, with its line and what it waits for."""
+        lines = []
+        for cluster in self.running:
+            for warp in (w for cta in cluster.ctas for w in cta.warps if w.alive):
+                for group in warp.groups:
+                    if group.wait is not None:
+                        why = f"waits for {group.wait.what()}"
+                    elif group.needs & warp.alive & ~group.mask:
+                        why = f"waits for lanes {group.needs & warp.alive & ~group.mask:#010x} to join"
+                    else:
+                        why = "spins"
+                    where = self.program.describe(group.block.lines[0] if group.block.lines else 0)
+                    lines.append(f"  {warp.name}, lanes {group.mask:#010x}, {where}\n    {why}")
+        waiting = f"{len(self.queue)} asynchronous operations are outstanding, none of which can complete"
+        return "\n".join([f"{self.program.name}: no warp can go on ({waiting})", *lines])
