@@ -1,0 +1,119 @@
+"""What has to hold in CuTe DSL so that its compiled functions come to the emulator, changed only inside `redirected`.
+
+The names used here are private to CuTe DSL, hence the exact version.  The CUDA runtime and driver are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from .bridge import MULTIPROCESSORS, Bridge
+from .errors import HostError
+
+__all__ = ["check_version", "redirected"]
+
+VERSION = "4.8.1"
+LIBRARIES = "CUTE_DSL_LIBS"
+
+
+def check_version() -> None:
+    """Raises HostError unless CuTe DSL is installed in the one version whose host code this package knows."""
+    try:
+        found = importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        raise HostError(f"nvidia-cutlass-dsl is not installed; needed: {VERSION}") from None
+    if found != VERSION:
+        raise HostError(f"nvidia-cutlass-dsl is {found}; allowed: {VERSION}")
+
+
+@contextmanager
+def redirected(bridge: Bridge, target: str) -> Iterator[None]:
+    """Inside, CuTe DSL compiles for `target`, links against the bridge's library and hands over the PTX it makes.
+
+    Raises:
+        HostError: CuTe DSL is missing or of another version.
+    """
+    check_version()
+    from cutlass.base_dsl.compiler import CompileOptions
+    from cutlass.cutlass_dsl import cuda_jit_executor, cutlass
+    from cutlass.utils import HardwareInfo
+
+    function = cuda_jit_executor.CudaDialectJitCompiledFunction
+    with ExitStack() as stack:
+        set_for_now = functools.partial(_set_for_now, stack)
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        _set_variable(stack, LIBRARIES, bridge.path)
+        for dsl in (cutlass.CuTeDSL._get_dsl(), cutlass.CuteExperimentalDSL._get_dsl()):
+            set_for_now(dsl.envar, "shared_libs", bridge.path)
+            set_for_now(dsl.envar, "arch", target)
+            set_for_now(dsl.envar, "disable_file_caching", True)  # a function from the file cache brings no PTX
+        set_for_now(CompileOptions, "apply_envar_settings", _keep_ptx(CompileOptions.apply_envar_settings, directory))
+        compile_module = cutlass.CutlassBaseDSL._compile_or_jit_module
+        set_for_now(cutlass.CutlassBaseDSL, "_compile_or_jit_module", _hand_over_ptx(compile_module, bridge))
+        set_for_now(function, "num_devices", 1)
+        set_for_now(function, "_load_cuda_library", _forget_handles(function._load_cuda_library))
+        _describe_hardware(set_for_now, HardwareInfo)
+        yield
+
+
+def _keep_ptx(apply: Callable[..., None], directory: str) -> Callable[..., None]:
+    def apply_and_keep(options: Any, envar: Any, function_name: str) -> None:
+        from cutlass.base_dsl.compiler import DumpDir, KeepCUBIN, KeepPTX
+
+        options.options[KeepPTX].value = options.options[KeepCUBIN].value = True
+        if not options.options[DumpDir].value:
+            options.options[DumpDir].value = directory
+        apply(options, envar, function_name)
+
+    return apply_and_keep
+
+
+def _hand_over_ptx(compile_module: Callable[..., Any], bridge: Bridge) -> Callable[..., Any]:
+    def compile_and_hand_over(dsl: Any, *arguments: Any, **options: Any) -> Any:
+        result = compile_module(dsl, *arguments, **options)
+        ptx, cubin = Path(dsl.compile_options.full_ptx_path), Path(dsl.compile_options.full_cubin_path)
+        if ptx.exists() and cubin.exists():  # a host function without kernels makes neither
+            bridge.add_ptx(ptx.read_text(), cubin.read_bytes())
+        return result
+
+    return compile_and_hand_over
+
+
+def _forget_handles(load: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    """The function would unload its library through the CUDA runtime, which never saw our handle."""
+
+    def load_and_forget(function: Any) -> list[Any]:
+        load(function)
+        return []
+
+    return load_and_forget
+
+
+def _describe_hardware(set_for_now: Callable[..., None], hardware: type[Any]) -> None:
+    """`HardwareInfo` asks the driver for what a persistent kernel's grid is made of."""
+
+    def max_active_clusters(_: Any, cluster_size: int, stream: Any = None) -> int:
+        return MULTIPROCESSORS // cluster_size
+
+    set_for_now(hardware, "__init__", lambda self, device_id=0: None)
+    set_for_now(hardware, "get_max_active_clusters", max_active_clusters)
+    set_for_now(hardware, "get_device_multiprocessor_count", lambda self: MULTIPROCESSORS)
+
+
+def _set_for_now(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    before = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
+    stack.callback(setattr, owner, name, before)
+    setattr(owner, name, value)
+
+
+def _set_variable(stack: ExitStack, name: str, value: str) -> None:
+    before = os.environ.get(name)
+    stack.callback(lambda: os.environ.pop(name) if before is None else os.environ.__setitem__(name, before))
+    os.environ[name] = value

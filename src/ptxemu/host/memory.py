@@ -1,0 +1,73 @@
+"""Which host memory a kernel may touch: the arrays that the caller lists, or every torch tensor alive.
+
+A launch passes bare addresses, so the extents have to come from here; an access outside them is a `MemoryFault`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import HostError
+
+__all__ = ["extent", "live_extents", "merge"]
+
+Extent = tuple[int, int]  # address, bytes
+
+
+def extent(array: Any) -> Extent:
+    """The memory of a CPU torch tensor's elements, of a numpy array, or of a pair (address, bytes).
+
+    Raises:
+        HostError: any other object, or a tensor that is not on the CPU.
+    """
+    if isinstance(array, tuple) and len(array) == 2:
+        return int(array[0]), int(array[1])
+    if hasattr(array, "untyped_storage"):
+        if array.device.type != "cpu":
+            raise HostError(f"a tensor on {array.device} is not memory of the emulator; allowed: CPU tensors")
+        return _tensor_extent(array)
+    interface = getattr(array, "__array_interface__", None)
+    if interface is None:
+        raise HostError(f"cannot tell the memory of a {type(array).__name__}; allowed: torch, numpy, (address, bytes)")
+    import numpy as np
+
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return low, high - low
+
+
+def live_extents() -> list[Extent]:
+    """The storage of every CPU torch tensor in this process, empty ones left out."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    found = []
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout is torch.strided:
+            storage = thing.untyped_storage()
+            if storage.nbytes():
+                found.append((storage.data_ptr(), storage.nbytes()))
+    return found
+
+
+def merge(extents: Iterable[Extent]) -> list[Extent]:
+    """Joins extents that overlap, not those that only touch: one array's end stays an end."""
+    joined: list[Extent] = []
+    for start, size in sorted(set(extents)):
+        if size == 0:
+            continue
+        if joined and start < joined[-1][0] + joined[-1][1]:
+            first, length = joined[-1]
+            joined[-1] = first, max(length, start + size - first)
+        else:
+            joined.append((start, size))
+    return joined
+
+
+def _tensor_extent(tensor: Any) -> Extent:
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
