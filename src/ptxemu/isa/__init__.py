@@ -14,7 +14,9 @@ CHAPTERS = (
     "control",
     "collective",
     "barrier",
+    "mbarrier",
     "sync",
+    "cp_async",
     "bulk",
     "tcgen05",
 )

@@ -1,0 +1,39 @@
+"""Helpers of the chapters for operands that may differ from lane to lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxemu.machine.lanes import LANES, WORD, lanes
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+__all__ = ["each", "per_lane"]
+
+
+def each(w: Warp, m: int, *values: Any) -> Iterator[tuple[int, ...]]:
+    """Groups of the lanes of `m` with the same operands, as (mask, value, ...) of plain ints, by their lowest lane."""
+    if all(type(value) is int for value in values):
+        yield (m, *values)
+        return
+    groups: dict[tuple[int, ...], int] = {}
+    for lane in lanes(m):
+        key = tuple(w.lane(value, lane) for value in values)
+        groups[key] = groups.get(key, 0) | 1 << lane
+    for key, mask in groups.items():
+        yield (mask, *key)
+
+
+def per_lane(parts: Iterable[tuple[int, int]], width: int) -> Any:
+    """A register of `width` bits from (mask, value) pairs: an int when there is one pair, else an array (32,)."""
+    listed = list(parts)
+    if len(listed) == 1:
+        return listed[0][1]
+    register = np.zeros(LANES, WORD[width])
+    for mask, value in listed:
+        register[list(lanes(mask))] = value
+    return register
