@@ -108,8 +108,11 @@ def _describe_hardware(set_for_now: Callable[..., None], hardware: type[Any]) ->
 
 
 def _set_for_now(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    before = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
-    stack.callback(setattr, owner, name, before)
+    if name in vars(owner) or not isinstance(owner, type):
+        # A class's own entry as it is, since getattr would bind a descriptor.
+        stack.callback(setattr, owner, name, vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name))
+    else:
+        stack.callback(delattr, owner, name)  # inherited
     setattr(owner, name, value)
 
 

@@ -12,7 +12,7 @@ from .cubin import undefined_symbols
 from .cutedsl import redirected
 from .dlpack import on_device
 from .errors import HostError
-from .memory import extent, live_extents, merge
+from .memory import extent, host_bytes, live_extents, merge
 
 if TYPE_CHECKING:
     from ..machine.device import Device
@@ -92,7 +92,11 @@ class Emulator:
     def launch(self, launch: Launch) -> None:
         """Runs one kernel to its end; the bridge calls it."""
         extents = live_extents() if self._memory is None else self._memory
-        with self.device.host_memory(merge(extents)):
+        regions = [
+            self.device.memory.register(f"host memory {start:#x}", host_bytes(start, size))
+            for start, size in merge(extents)
+        ]
+        try:
             report = self.device.launch(
                 launch.ptx,
                 kernel=launch.kernel,
@@ -103,6 +107,9 @@ class Emulator:
                 args=launch.arguments,
                 pdl=launch.pdl,
             )
+        finally:
+            for region in regions:
+                self.device.memory.unregister(region)
         self.reports.append(report)
 
 

@@ -5,14 +5,18 @@ A launch passes bare addresses, so the extents have to come from here; an access
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .errors import HostError
 
-__all__ = ["extent", "live_extents", "merge"]
+__all__ = ["extent", "host_bytes", "live_extents", "merge"]
 
 Extent = tuple[int, int]  # address, bytes
 
@@ -32,8 +36,6 @@ def extent(array: Any) -> Extent:
     interface = getattr(array, "__array_interface__", None)
     if interface is None:
         raise HostError(f"cannot tell the memory of a {type(array).__name__}; allowed: torch, numpy, (address, bytes)")
-    import numpy as np
-
     low, high = np.lib.array_utils.byte_bounds(array)
     return low, high - low
 
@@ -64,6 +66,11 @@ def merge(extents: Iterable[Extent]) -> list[Extent]:
         else:
             joined.append((start, size))
     return joined
+
+
+def host_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """That memory of this process, without a copy."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
 def _tensor_extent(tensor: Any) -> Extent:
