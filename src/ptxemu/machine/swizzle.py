@@ -85,10 +85,10 @@ def scatter(swizzle: Swizzle, memory: npt.NDArray[np.uint8], offset: int, data: 
 def gather(swizzle: Swizzle, memory: npt.NDArray[np.uint8], offset: int, size: int) -> npt.NDArray[np.uint8]:
     """Read `size` bytes that `scatter` wrote at byte `offset`; a new array."""
     if swizzle.mask == 0:
-        return memory[offset : offset + size].copy()
+        return np.array(memory[offset : offset + size])
     phase, base = _phase(offset)
     picked: Granules = granules(memory[base:])[_run(swizzle, phase, size // GRANULE)]
-    return picked.view(np.uint8)
+    return np.asarray(picked.view(np.uint8))
 
 
 def _phase(offset: int) -> tuple[int, int]:
