@@ -6,7 +6,8 @@ A form is one line of the manual's syntax with the function that carries it out:
     def add(a, b): ...
 
 In the opcode, `.name` is a choice when a keyword argument of that name lists its values, and literal text otherwise;
-`{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts and `d|p` two results.
+`{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector and
+`d|p` two results.
 Operands that the function does not take are its results, in order.  A choice, or an optional literal, reaches the
 function when it has a keyword-only parameter of that name (`::` becomes `_`).
 
@@ -27,10 +28,11 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ptxemu.errors import UnknownInstruction
-from ptxemu.text.module import Address, Instruction, Operand, Pair
+from ptxemu.text.module import Address, Instruction, Operand, Pair, Vector
 
 __all__ = ["Decoded", "Form", "Value", "decode", "flow", "forms", "lanes", "thread", "warp"]
 
@@ -46,7 +48,7 @@ class Slot:
     """One operand position: the names it binds, and whether it is bracketed (`[a, b]`) or a pair (`d|p`)."""
 
     names: tuple[str, ...]
-    shape: str  # "plain", "address" or "pair"
+    shape: str  # "plain", "address", "pair" or "vector"
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,14 @@ class Decoded:
     @property
     def function(self) -> Callable[..., Any]:
         """The form's function with its modifiers bound."""
-        options = {name: self.modifiers[name] for name in self.form.options}
+        options = {name: self.modifiers.get(name, self.parts) for name in self.form.options}
         return functools.partial(self.form.function, **options) if options else self.form.function
+
+    @property
+    def parts(self) -> int:
+        """The number of elements of the vector operand; what a function's `parts` parameter gets."""
+        vectors = [o for o in (*self.results, *self.sources) if isinstance(o, Vector)]
+        return len(vectors[0].items) if vectors else 1
 
     def type_of(self, operand: str) -> str | None:
         """The PTX type of the named operand: what the form says, by default its `.type`; None when it has none."""
@@ -107,38 +115,39 @@ class Decoded:
         return str(found)
 
 
-def lanes(syntax: str, operands: Mapping[str, str] | None = None, **choices: str) -> Callable[[F], F]:
+def lanes(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
     """A lane-wise function of numbers.
 
-    operands: types of operands that are not of the instruction's `.type`: a type, or the name of another choice.
+    operands: types of operands that are not of the instruction's `.type`: a type, or the name of another choice; one
+    string for all of them.
     choices: for each `.name` of the syntax its allowed values, separated by spaces.
     """
     return _entry("lanes", syntax, operands, choices)
 
 
-def warp(syntax: str, operands: Mapping[str, str] | None = None, **choices: str) -> Callable[[F], F]:
+def warp(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
     """A function `f(w, m, *operands)` of the warp and the mask of its lanes; `converge=` names a mask of lanes that
     have to arrive first (an `.aligned` form waits for the whole warp by itself)."""
     return _entry("warp", syntax, operands, choices)
 
 
-def thread(syntax: str, operands: Mapping[str, str] | None = None, **choices: str) -> Callable[[F], F]:
+def thread(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
     """A function `f(w, m, *operands)` of plain ints that one thread issues; `m` has the bit of that lane alone, or all
     active lanes when the operands are uniform."""
     return _entry("thread", syntax, operands, choices)
 
 
-def flow(syntax: str, operands: Mapping[str, str] | None = None, **choices: str) -> Callable[[F], F]:
+def flow(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
     """Control flow: `f()` returns the kind of jump, which the code generator knows."""
     return _entry("flow", syntax, operands, choices)
 
 
-def _entry(kind: str, syntax: str, operands: Mapping[str, str] | None, choices: dict[str, str]) -> Callable[[F], F]:
+def _entry(kind: str, syntax: str, operands: Mapping[str, str] | str, choices: dict[str, str]) -> Callable[[F], F]:
     converge = choices.pop("converge", None)
     listed = {name: tuple(values.split()) for name, values in choices.items()}
 
     def register(function: F) -> F:
-        form = _make(kind, syntax, function, dict(operands or {}), listed, converge)
+        form = _make(kind, syntax, function, operands, listed, converge)
         _FORMS.setdefault(form.opcode, []).append(form)
         decode_opcode.cache_clear()
         return function
@@ -150,13 +159,13 @@ def _make(
     kind: str,
     syntax: str,
     function: Callable[..., Any],
-    operands: dict[str, str],
+    operands: Mapping[str, str] | str,
     choices: dict[str, tuple[str, ...]],
     converge: str | None,
 ) -> Form:
     head, _, tail = syntax.partition(" ")
     parameters = inspect.signature(function).parameters.values()
-    options = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    keywords = {p.name: p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
     taken = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     if kind in ("warp", "thread"):
         if taken[:2] != ["w", "m"]:
@@ -165,9 +174,12 @@ def _make(
     pattern, flags = _compile_opcode(head, choices)
     variants = tuple(_operand_lists(tail))
     names = {name for variant in variants for slot in variant for name in slot.names}
+    if isinstance(operands, str):
+        operands = dict.fromkeys(names, operands)
     if missing := [name for name in taken if name not in names]:
         raise TypeError(f"{syntax}: {function.__name__} takes {missing}, which the syntax does not name")
-    if unknown := [name for name in options if name not in choices and name not in flags]:
+    options = tuple(name for name in keywords if name in choices or name in flags or name == "parts")
+    if unknown := [name for name, optional in keywords.items() if name not in options and not optional]:
         raise TypeError(f"{syntax}: {function.__name__} takes {unknown}, which the opcode does not name")
     if unknown := [name for name in operands if name not in names]:
         raise TypeError(f"{syntax}: types given for {unknown}, which the syntax does not name")
@@ -225,6 +237,8 @@ def _split(text: str) -> list[str]:
 def _slot(text: str) -> Slot:
     if text.startswith("["):
         return Slot(tuple(part.strip() for part in text.strip("[]").split(",")), "address")
+    if text.startswith("<"):
+        return Slot((text.strip("<>"),), "vector")
     if "|" in text:
         return Slot(tuple(part.strip() for part in text.split("|")), "pair")
     return Slot((text,), "plain")
@@ -252,6 +266,8 @@ def decode(instruction: Instruction) -> Decoded:
     for form, modifiers in decode_opcode(instruction.opcode):
         for variant in form.variants:
             bound = _bind(variant, instruction.operands)
+            if bound is not None and form.kind == "lanes" and any(isinstance(o, Vector) for o in bound.values()):
+                continue
             if bound is not None:
                 results = tuple(n for slot in variant for n in slot.names if n not in form.sources)
                 return Decoded(
@@ -282,7 +298,7 @@ def _bind(variant: tuple[Slot, ...], operands: tuple[Operand, ...]) -> dict[str,
             if not isinstance(operand, Pair):
                 return None
             bound.update(zip(slot.names, (operand.first, operand.second), strict=True))
-        elif isinstance(operand, Address | Pair):
+        elif isinstance(operand, Address | Pair) or (slot.shape == "vector" and not isinstance(operand, Vector)):
             return None
         else:
             bound[slot.names[0]] = operand

@@ -93,7 +93,7 @@ def cluster_arrive(w: Warp, m: int) -> None:
         if generations.get(lane) == barrier.generation:
             raise MemoryFault(f"{w.name}, lane {lane}: a second barrier.cluster.arrive before the barrier completed")
         generations[lane] = barrier.generation
-    barrier.arrive(m.bit_count())
+    barrier.arrive(w, m)
 
 
 @warp("barrier.cluster.wait{.acquire}{.aligned}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ptxemu.errors import MemoryFault
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import Mbarrier
 from ptxemu.machine.memory import SharedWindow
@@ -11,6 +12,7 @@ from ptxemu.machine.signal import Signal, Wait
 
 if TYPE_CHECKING:
     from ptxemu.machine.grid import Grid
+    from ptxemu.machine.warp import Warp
 
 __all__ = ["Cluster", "ClusterBarrier"]
 
@@ -21,23 +23,31 @@ class ClusterBarrier(Signal):
     def __init__(self, threads: int) -> None:
         super().__init__()
         self.threads = threads  # that have not exited
-        self.arrived = 0
+        self.arrivals: dict[Warp, int] = {}  # the lanes of each warp that have arrived
         self.generation = 0
 
-    def arrive(self, threads: int) -> int:
+    @property
+    def arrived(self) -> int:
+        return sum(mask.bit_count() for mask in self.arrivals.values())
+
+    def arrive(self, warp: Warp, mask: int) -> int:
         """Returns the generation that the arrival belongs to."""
         generation = self.generation
-        self.arrived += threads
+        if self.arrivals.get(warp, 0) & mask:
+            raise MemoryFault(f"{self}: lanes {mask:#010x} of {warp.name} arrive twice")
+        self.arrivals[warp] = self.arrivals.get(warp, 0) | mask
         self._settle()
         return generation
 
-    def lanes_ended(self, threads: int) -> None:
-        self.threads -= threads
+    def lanes_ended(self, warp: Warp, mask: int) -> None:
+        self.threads -= mask.bit_count()
+        if warp in self.arrivals:
+            self.arrivals[warp] &= ~mask
         self._settle()
 
     def _settle(self) -> None:
-        if self.arrived and self.arrived >= self.threads:
-            self.arrived = 0
+        if self.arrivals and self.arrived >= self.threads:
+            self.arrivals = {}
             self.generation += 1
             self.changed()
 

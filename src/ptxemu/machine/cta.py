@@ -51,7 +51,7 @@ class NamedBarrier(Signal):
 
     def settle(self) -> None:
         """Opens the barrier when all have arrived."""
-        expected = self.cta.live_threads if self.expected is None else self.expected
+        expected = self.cta.live_warps * LANES if self.expected is None else self.expected
         if self.arrived and self.arrived >= expected:
             self.arrived = 0
             self.generation += 1
@@ -62,7 +62,7 @@ class NamedBarrier(Signal):
         return Wait(self, lambda: self.generation != generation, lambda: str(self))
 
     def __str__(self) -> str:
-        expected = self.cta.live_threads if self.expected is None else self.expected
+        expected = self.cta.live_warps * LANES if self.expected is None else self.expected
         return f"barrier {self.index} of CTA {self.cta.index} ({self.arrived} of {expected} threads arrived)"
 
 
@@ -81,7 +81,6 @@ class Cta(Signal):
         self.tmem = TensorMemory()
         self.barriers = [NamedBarrier(self, i) for i in range(BARRIERS)]
         self.warps: list[Warp] = []
-        self.live_threads = grid.threads
         self.live_warps = 0
 
     def start(self) -> None:
@@ -94,15 +93,14 @@ class Cta(Signal):
         for warp in self.warps:
             warp.wake()
 
-    def lanes_ended(self, warp: Warp, count: int) -> None:
+    def lanes_ended(self, warp: Warp, mask: int) -> None:
         """Called by a warp some of whose lanes exited."""
-        self.live_threads -= count
+        if not warp.alive:
+            self.live_warps -= 1
         for barrier in self.barriers:
             if barrier.arrived:
                 barrier.settle()
-        self.cluster.barrier.lanes_ended(count)
-        if not warp.alive:
-            self.live_warps -= 1
-            if not self.live_warps:
-                self.cluster.cta_ended(self)
+        self.cluster.barrier.lanes_ended(warp, mask)
+        if not self.live_warps:
+            self.cluster.cta_ended(self)
         self.changed()

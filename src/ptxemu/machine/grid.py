@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-from ptxemu.errors import Deadlock
+from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
 from ptxemu.machine.queue import Queue
-from ptxemu.machine.scheduler import Scheduler
+from ptxemu.machine.scheduler import TURN, Scheduler
 
 if TYPE_CHECKING:
     from ptxemu.machine.memory import GlobalMemory, Region, Watch
@@ -36,10 +37,13 @@ class Grid:
         block: Shape,
         cluster: Shape,
         *,
-        fallback: Shape | None = None,
+        fallback: Shape,
+        explicit_cluster: bool,
         shared_bytes: int,
+        dynamic_bytes: int,
         sms: int,
         seed: int,
+        variables: dict[str, Region],
         watch: Watch | None = None,
     ) -> None:
         self.program = program
@@ -48,17 +52,22 @@ class Grid:
         self.parameters = parameters
         self.shape = shape
         self.block = block
-        self.cluster_shape = cluster
+        self.globals = variables
+        self.explicit_cluster = explicit_cluster
         self.threads = block[0] * block[1] * block[2]
         self.shared_bytes = shared_bytes
+        self.dynamic_bytes = dynamic_bytes
+        self.sms = sms
         self.watch = watch
         self.free_sms = sms
         self.effects = 0
         self.running: list[Cluster] = []
-        self.finished: list[Cluster] = []
+        self.findings: list[Any] = []
+        self.counts = [0] * len(program.blocks)  # how often each block ran, of the warps that have ended
+        self.ended = self.ended_ctas = self.ended_warps = 0
         self.random = random.Random(f"grid {seed}")
         self.scheduler = Scheduler(queue, seed, self.progress)
-        self.pending = self._places(cluster, fallback or cluster)
+        self.pending = self._places(cluster, fallback)
         self.random.shuffle(self.pending)  # no order of starting is promised
 
     def _places(self, preferred: Shape, fallback: Shape) -> list[tuple[Shape, Shape]]:
@@ -95,8 +104,13 @@ class Grid:
     def cluster_ended(self, cluster: Cluster) -> None:
         self.effects += 1
         self.running.remove(cluster)
-        self.finished.append(cluster)
-        self.free_sms += cluster.shape[0] * cluster.shape[1] * cluster.shape[2]
+        self.free_sms += len(cluster.ctas)
+        self.ended += 1
+        self.ended_ctas += len(cluster.ctas)
+        for cta in cluster.ctas:
+            self.ended_warps += len(cta.warps)
+            for warp in cta.warps:
+                self.counts = [a + b for a, b in zip(self.counts, warp.counts, strict=True)]
         self.start()
 
     def progress(self) -> int:
@@ -104,12 +118,37 @@ class Grid:
         shared = sum(c.shared.writes + c.barrier.generation for c in self.running)
         return self.effects + self.memory.writes + shared + self.queue.completed
 
+    def clock(self) -> int:
+        """A count that grows while warps run.  It says nothing about time on a device."""
+        return self.scheduler.turns * TURN
+
     def run(self) -> None:
-        """Runs the grid to its end; raises Deadlock when it has none."""
-        self.start()
-        self.scheduler.run()
+        """Runs the grid to its end.
+
+        Raises Deadlock when it has none; an error of an instruction is raised with its line and warp added.
+        """
+        self.queue.locate = self.program.ptx_line
+        try:
+            self.start()
+            self.scheduler.run()
+        except Error as error:
+            where = self._where(error.__traceback__)
+            raise (type(error)(f"{error}\n  at {where}") if where else error) from error
         if self.running:
             raise Deadlock(self.stuck())
+
+    def _where(self, trace: TracebackType | None) -> str:
+        """The PTX line and the warp of an error that an instruction raised; empty for one of an asynchronous unit."""
+        found = ""
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if code.co_filename == self.program.filename:
+                line = self.program.generated_lines[trace.tb_lineno - 1]
+                found = f"{self.program.describe(line)}, {trace.tb_frame.f_locals['w'].name}"
+            elif code is Queue.complete.__code__:
+                return ""
+            trace = trace.tb_next
+        return found
 
     def stuck(self) -> str:
         """Every warp that has not ended, with its line and what it waits for."""

@@ -96,7 +96,9 @@ class Space:
         """The region that holds bytes low..high-1; raises MemoryFault."""
         raise NotImplementedError
 
-    def view(self, address: int, nbytes: int, *, write: bool = False, proxy: str = "generic", actor: object = None) -> NDArray[np.uint8]:
+    def view(
+        self, address: int, nbytes: int, *, write: bool = False, proxy: str = "generic", actor: object = None
+    ) -> NDArray[np.uint8]:
         """Bytes address..address+nbytes-1, to read or to write in place."""
         region = self.find(address, address + nbytes)
         if self.watch is not None:
@@ -169,7 +171,9 @@ class Space:
         else:
             region.data[index[:, None] + np.arange(nbytes)] = table[keep].view(np.uint8)
 
-    def update(self, address: Any, width: int, mask: int, change: Callable[[int, int], int], actor: object = None) -> list[int]:
+    def update(
+        self, address: Any, width: int, mask: int, change: Callable[[int, int], int], actor: object = None
+    ) -> list[int]:
         """An atomic on one word a lane, lane by lane: stores `change(lane, old)`.  Returns the 32 old values."""
         old = [0] * LANES
         for lane in lanes(mask):
@@ -303,7 +307,9 @@ class LocalMemory(Space):
         flat = np.full(LANES, address, np.int64) if type(address) is int else address.astype(np.int64)
         flat = np.where(bools(mask), flat, flat[first(mask)])
         if int(flat.max()) + nbytes > self.size:
-            raise MemoryFault(f"local address {int(flat.max()):#x}, {nbytes} bytes, is outside {self.size} bytes a thread")
+            raise MemoryFault(
+                f"local address {int(flat.max()):#x}, {nbytes} bytes, is outside {self.size} bytes a thread"
+            )
         spread: NDArray[np.int64] = flat + _LANE_INDEX * self.size
         return spread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from types import FrameType
 
 from ptxemu.text.module import Variable
 
@@ -31,33 +31,49 @@ class Block:
 class Program:
     """A kernel, decoded.
 
-    widths: the bits of each register.  parameters: name to (offset, bytes) in the parameter buffer.
-    shared_size: bytes of static shared memory, which starts the CTA's; dynamic_align: of the dynamic part after it.
+    widths: the bits of each register.  offsets: of each parameter in the parameter buffer.
+    variables: of the module, in global and constant memory.  shared_size: bytes of static shared memory, which starts
+    the CTA's; dynamic_align: of the dynamic part after it.  local_size: bytes of local memory a thread.
+    generated_lines: the PTX line of each line of the generated code.  lines: the PTX text.
+    locations: PTX line to (source file, line), from `.loc`.
     """
 
     name: str
     target: str
+    filename: str  # of the generated code, in tracebacks
     blocks: list[Block]
     widths: list[int]
-    names: list[str]
-    parameters: dict[str, Variable]
+    parameters: list[Variable]
     offsets: dict[str, int]
     parameter_size: int
+    variables: list[Variable]
     shared_size: int
     dynamic_align: int
     local_size: int
     directives: dict[str, tuple[int, ...]]
-    ptx_line: Callable[[int], int]  # from a line of the generated code
-    lines: list[str] = field(repr=False, default_factory=list)
-    locations: dict[int, tuple[str, int]] = field(repr=False, default_factory=dict)
-    symbols: dict[str, Any] = field(repr=False, default_factory=dict)
+    generated_lines: list[int] = field(repr=False)
+    lines: list[str] = field(repr=False)
+    locations: dict[int, tuple[str, int]] = field(repr=False)
 
     @property
     def register_count(self) -> int:
         return len(self.widths)
 
+    def ptx_line(self, frame: FrameType | None) -> int:
+        """The PTX line that a frame of the generated code, or the nearest such caller of the frame, is at; 0: none."""
+        while frame is not None:
+            if frame.f_code.co_filename == self.filename:
+                return self.generated_lines[frame.f_lineno - 1]
+            frame = frame.f_back
+        return 0
+
+    def source_of(self, line: int) -> tuple[str, int] | None:
+        """Where the source has a PTX line: what the last `.loc` before it says."""
+        before = [at for at in self.locations if at <= line]
+        return self.locations[max(before)] if before else None
+
     def describe(self, line: int) -> str:
         """A PTX line for reports: its number, its text and where the source has it."""
         text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
-        source = self.locations.get(line)
+        source = self.source_of(line)
         return f"line {line}: {text}" + (f" ({source[0]}:{source[1]})" if source else "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import random
-from collections import deque
+import sys
 from collections.abc import Callable, Hashable, Iterable
+from types import FrameType
 
-from ptxemu.errors import LaunchError
+from ptxemu.errors import Error, LaunchError
 from ptxemu.machine.signal import Signal, Wait
 
 __all__ = ["SCHEDULES", "Operation", "Queue"]
@@ -17,12 +19,13 @@ SCHEDULES = ("eager", "lazy", "fifo", "random")
 class Operation:
     """One asynchronous operation: `action` is what its completion does to the machine."""
 
-    __slots__ = ("action", "blockers", "done", "followers", "serial", "signal", "what")
+    __slots__ = ("action", "blockers", "done", "followers", "line", "serial", "signal", "what")
 
-    def __init__(self, action: Callable[[], None], what: str, serial: int) -> None:
+    def __init__(self, action: Callable[[], None], what: str, serial: int, line: int) -> None:
         self.action = action
         self.what = what
         self.serial = serial
+        self.line = line
         self.done = False
         self.blockers = 0
         self.followers: list[Operation] = []
@@ -45,11 +48,12 @@ class Queue:
             raise LaunchError(f"schedule={schedule!r}: one of {', '.join(SCHEDULES)}")
         self.schedule = schedule
         self.random = random.Random(f"queue {seed}")
-        self.free: deque[Operation] = deque()  # nothing they wait for is outstanding
+        self.free: list[Operation] = []  # in the order of issue; nothing they wait for is outstanding
         self.held = 0  # operations that still wait for others
         self.streams: dict[Hashable, Operation] = {}  # the last operation of each ordered stream
         self.serial = 0
         self.completed = 0
+        self.locate: Callable[[FrameType | None], int] = lambda frame: 0  # the PTX line that a frame is at
 
     def submit(
         self,
@@ -65,7 +69,7 @@ class Queue:
         stream: operations of one stream complete in the order of issue; None is unordered.
         after: operations that have to complete first.
         """
-        operation = Operation(action, what, self.serial)
+        operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)))
         self.serial += 1
         before = [op for op in after if not op.done]
         if stream is not None:
@@ -97,41 +101,41 @@ class Queue:
         if not self.free or self.schedule == "lazy":
             return
         if self.schedule == "fifo":
-            self._complete(self.free.popleft())
+            self.complete(self.free.pop(0))
         elif self.schedule == "random":
             while self.free and self.random.random() < 0.4:
-                self._complete_any()
+                self.__complete_any()
 
     def stalled(self) -> bool:
         """Called when no warp can go on: completes one operation; False when there is none."""
         if not self.free:
             return False
         if self.schedule == "random":
-            self._complete_any()
+            self.__complete_any()
         else:
-            self._complete(self.free.popleft())
+            self.complete(self.free.pop(0))
         return True
 
     def drain(self) -> None:
         """Completes everything that may complete, in the order of issue."""
         while self.free:
-            self._complete(self.free.popleft())
+            self.complete(self.free.pop(0))
 
     def _complete_any(self) -> None:
-        index = self.random.randrange(len(self.free))
-        self.free.rotate(-index)
-        operation = self.free.popleft()
-        self.free.rotate(index)
-        self._complete(operation)
+        self.complete(self.free.pop(self.random.randrange(len(self.free))))
 
-    def _complete(self, operation: Operation) -> None:
-        operation.action()
+    def complete(self, operation: Operation) -> None:
+        """Does what the operation does, and frees those that wait for it."""
+        try:
+            operation.action()
+        except Error as error:
+            raise type(error)(f"{error}\n  in {operation.what} of line {operation.line}") from error
         operation.done = True
         self.completed += 1
         for follower in operation.followers:
             follower.blockers -= 1
             if not follower.blockers:
                 self.held -= 1
-                self.free.append(follower)
+                bisect.insort(self.free, follower, key=lambda op: op.serial)
         operation.followers = []
         operation.signal.changed()

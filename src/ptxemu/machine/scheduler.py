@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.queue import Queue
     from ptxemu.machine.warp import Warp
 
-__all__ = ["Scheduler"]
+__all__ = ["TURN", "Scheduler"]
 
 TURN = 64  # blocks a warp runs before another one may
 SPIN_TURNS = 64  # turns without any effect after which "lazy" completes an asynchronous operation nevertheless
@@ -24,6 +24,7 @@ class Scheduler:
         self.queue = queue
         self.random = random.Random(f"warps {seed}")
         self.ready: list[Warp] = []
+        self.turns = 0
         self.progress = progress  # a number that grows with every effect on memory, a barrier or the grid
 
     def run(self) -> None:
@@ -44,6 +45,7 @@ class Scheduler:
                 if queue.free:
                     queue.turn()
                 spinning += 1
+                self.turns += 1
                 if spinning % SPIN_TURNS == 0 and (now := self.progress()) != effects:
                     spinning, effects = 0, now
                 elif spinning % SPIN_TURNS == 0 and not queue.stalled() and spinning > SPIN_LIMIT:

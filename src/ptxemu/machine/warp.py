@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxemu.errors import MemoryFault
-from ptxemu.machine.lanes import first, merge
+from ptxemu.machine.lanes import FULL, first, lanes, merge
 from ptxemu.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, LocalMemory, Space
 from ptxemu.machine.signal import Wait
 
@@ -124,7 +124,33 @@ class Warp:
         """The lanes end."""
         self.alive &= ~mask
         self.groups.remove(self.group)
-        self.cta.lanes_ended(self, mask.bit_count())
+        self.cta.lanes_ended(self, mask)
+
+    def exit_some(self, ending: int, here: Block) -> None:
+        """Some lanes of the group end, the others go on to `here`."""
+        self.group.mask &= ~ending
+        self.group.block = here
+        self.alive &= ~ending
+        self.cta.lanes_ended(self, ending)
+
+    def branch_indexed(self, registers: Registers, mask: int, index: Any, targets: tuple[Block, ...]) -> Block | None:
+        """A branch to one of `targets`, by lane."""
+        ways: dict[int, int] = {}
+        for lane in lanes(mask):
+            way = self.lane(index, lane)
+            if way >= len(targets):
+                raise MemoryFault(f"brx.idx: index {way} of a list of {len(targets)} targets")
+            ways[way] = ways.get(way, 0) | 1 << lane
+        if len(ways) == 1:
+            return targets[next(iter(ways))]
+        self.groups.remove(self.group)
+        for way, part in ways.items():
+            self.groups.append(Group(self, part, _own(registers, targets[way].live, part), targets[way]))
+        return None
+
+    def members(self, value: Any, mask: int) -> int:
+        """The mask of lanes that an operand names."""
+        return self.lane(value, first(mask)) & FULL
 
     def hold(self, block: Block, needs: int) -> None:
         """The group waits at the start of `block` until the lanes of `needs` that are alive have joined it."""
@@ -173,6 +199,7 @@ class Warp:
             if group is None:
                 return False
             self.group = group
+            group.needs = 0
             block: Block | None = group.block
             if group.steps is not None:
                 block = self._resume(group)
@@ -210,9 +237,7 @@ class Warp:
             only = groups[0]
             return None if only.wait is not None or only.needs & self.alive & ~only.mask else only
         self._join()
-        able = [
-            g for g in self.groups if g.wait is None and not (g.steps is None and g.needs & self.alive & ~g.mask)
-        ]
+        able = [g for g in self.groups if g.wait is None and not (g.steps is None and g.needs & self.alive & ~g.mask)]
         if not able:
             return None
         able.sort(key=lambda g: g.block.index)

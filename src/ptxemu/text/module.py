@@ -44,10 +44,10 @@ class Special:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant.  Floats are kept as the bit pattern that their notation (0f..., 0d..., 1.5) stands for, in 64 bits."""
+    """A constant.  float_bits 0: an integer, as written; 32 or 64: `value` is the bit pattern of that float."""
 
     value: int
-    is_float: bool = False  # then `value` holds the bits of a double
+    float_bits: int = 0
 
     def __str__(self) -> str:
         return str(self.value)
@@ -127,7 +127,8 @@ class Function:
 
     body: instructions and labels in order.  registers: name to bits (1 for a predicate).
     directives: `.reqntid` and its like, each with its numbers.
-    locations: PTX line to (source file, source line), from `.loc`.
+    locations: PTX line to (source file, source line), from `.loc`: it holds from that line to the next entry.
+    targets: the lists that `.branchtargets` names.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Function:
     variables: list[Variable] = field(default_factory=list)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     locations: dict[int, tuple[str, int]] = field(default_factory=dict)
+    targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     is_declaration: bool = False
 
 

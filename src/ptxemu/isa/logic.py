@@ -1,0 +1,109 @@
+"""PTX chapter 'Logic and Shift Instructions'."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.isa.engine import Value, lanes
+from ptxemu.isa.lift import choose, whole
+
+BITS = "pred b16 b32 b64"
+
+
+@lanes("and.type d, a, b", type=BITS)
+def and_(a: Value, b: Value) -> Value:
+    """PTX 'Logic and Shift Instructions: and'."""
+    return a & b
+
+
+@lanes("or.type d, a, b", type=BITS)
+def or_(a: Value, b: Value) -> Value:
+    """PTX 'Logic and Shift Instructions: or'."""
+    return a | b
+
+
+@lanes("xor.type d, a, b", type=BITS)
+def xor(a: Value, b: Value) -> Value:
+    """PTX 'Logic and Shift Instructions: xor'."""
+    return a ^ b
+
+
+@lanes("not.type d, a", type=BITS)
+def not_(a: Value) -> Value:
+    """PTX 'Logic and Shift Instructions: not'."""
+    return ~a
+
+
+@lanes("cnot.type d, a", type="b16 b32 b64")
+def cnot(a: Value) -> Value:
+    """PTX 'Logic and Shift Instructions: cnot'.  1 where a is 0, else 0."""
+    return int(not a) if whole(a) else np.equal(a, 0)
+
+
+@lanes("lop3.b32 d, a, b, c, table", "b32")
+def lop3(a: Value, b: Value, c: Value, table: Value) -> Value:
+    """PTX 'Logic and Shift Instructions: lop3'.  Bit 4a + 2b + c of the table, bit by bit."""
+    if table == 0:
+        return a & 0
+    result = None
+    for row in range(8):
+        if table >> row & 1:
+            term = (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+            result = term if result is None else result | term
+    return result
+
+
+@lanes("shf.way.mode.b32 d, a, b, c", "b32", way="l r", mode="clamp wrap")
+def shf(a: Value, b: Value, c: Value, *, way: str, mode: str) -> Value:
+    """PTX 'Logic and Shift Instructions: shf'.  The 64 bits b:a shifted; the high word of a left shift, else the low."""
+    if not whole(c):
+        c = c.astype(np.uint64)
+    count = c & 31 if mode == "wrap" else choose(c > 32, 32, c)
+    if whole(a, b):
+        wide = b << 32 | a
+        if not whole(c):
+            wide, count = np.uint64(wide), count.astype(np.uint64)
+    else:
+        high, low = (x if whole(x) else x.astype(np.uint64) for x in (b, a))
+        wide = high << 32 | low if whole(high) else (high << np.uint64(32)) | low
+        wide = np.full(32, wide, np.uint64) if whole(wide) else wide
+    return wide << count >> 32 if way == "l" else wide >> count
+
+
+@lanes("shl.type d, a, b", {"b": "u32"}, type="b16 b32 b64")
+def shl(a: Value, b: Value, *, type: str) -> Value:
+    """PTX 'Logic and Shift Instructions: shl'.  Counts beyond the width give 0."""
+    bits = int(type[1:])
+    if type_is_int(b):
+        return a << b if b < bits else a & 0
+    count = np.minimum(b, bits - 1)
+    shifted = np.left_shift(_of(a, bits), count.astype(_WORD[bits]))
+    return np.where(b < bits, shifted, shifted & 0)
+
+
+@lanes("shr.type d, a, b", {"b": "u32"}, type="b16 b32 b64 u16 u32 u64 s16 s32 s64")
+def shr(a: Value, b: Value, *, type: str) -> Value:
+    """PTX 'Logic and Shift Instructions: shr'.  Fills with the sign of signed types; counts beyond the width fill all."""
+    bits = int(type[1:])
+    if type_is_int(b):
+        if b < bits:
+            return a >> b
+        return a >> (bits - 1) if type[0] == "s" else a & 0
+    if type[0] == "s":
+        count = np.minimum(b, bits - 1)
+        return np.right_shift(_of(a, bits, signed=True), count.astype(_SIGNED[bits]))
+    shifted = np.right_shift(_of(a, bits), np.minimum(b, bits - 1).astype(_WORD[bits]))
+    return np.where(b < bits, shifted, shifted & 0)
+
+
+_WORD = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+_SIGNED = {16: np.int16, 32: np.int32, 64: np.int64}
+
+
+def type_is_int(value: Value) -> bool:
+    return type(value) is int
+
+
+def _of(a: Value, bits: int, signed: bool = False) -> Value:
+    """An operand as numpy takes it in a shift by an array: an int gets the instruction's type."""
+    return (_SIGNED if signed else _WORD)[bits](a) if type(a) is int else a
