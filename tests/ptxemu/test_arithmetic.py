@@ -263,7 +263,7 @@ def test_mxf8_scales_shift_the_exponents_and_nan_scales_are_nan() -> None:
     sfa, sfb = ar.decode_scales(codes, True), ar.decode_scales(codes[:5], True)
     c = np.random.default_rng(9).standard_normal((6, 5)).astype(np.float32)
     got = ar.multiply_wide(
-        ar.decode_operand(nx.E4M3, a, scales=sfa), ar.decode_operand(nx.E5M2, b, scales=sfb, negate=True), c
+        ar.decode_operand(nx.E4M3, a).scaled(sfa), ar.decode_operand(nx.E5M2, b, negate=True).scaled(sfb), c
     )
     va, vb = nx.decode(nx.E4M3, a), -nx.decode(nx.E5M2, b)
     for i in range(5):

@@ -240,6 +240,13 @@ class Operand:
     def rows(self, part: slice) -> Operand:
         return Operand(self.values[part], self.exponents[part])
 
+    def scaled(self, scales: Scales) -> Operand:
+        """With one UE8M0 scale a row, (rows, 1), multiplied in."""
+        values = self.values * scales.values
+        if scales.nan_rows is not None:
+            values[scales.nan_rows] = np.nan
+        return Operand(values, self.exponents + scales.exponents)
+
     @property
     def moderate(self) -> bool:
         """Whether every non-zero value lies in 2^-48 .. 2^48."""
@@ -254,22 +261,15 @@ def _element_tables(name: str) -> tuple[F64, I16]:
     return values, exponents(np.where(np.isfinite(values), values, 0.0), fmt.min_exponent)
 
 
-def decode_operand(fmt: nx.Format, codes: Codes, negate: bool = False, scales: Scales | None = None) -> Operand:
-    """Codes (rows, K) of any format, optionally with one UE8M0 scale a row (rows, 1)."""
+def decode_operand(fmt: nx.Format, codes: Codes, negate: bool = False) -> Operand:
+    """Codes (rows, K) of any format."""
     if fmt is nx.TF32:
         values = nx.decode(fmt, codes & np.uint32(0xFFFFE000))
         powers = exponents(np.where(np.isfinite(values), values, 0.0), fmt.min_exponent)
     else:
         table, table_powers = _element_tables(fmt.name)
         values, powers = table[codes], table_powers[codes]
-    if negate:
-        values = -values
-    if scales is not None:
-        values = values * scales.values
-        if scales.nan_rows is not None:
-            values[scales.nan_rows] = np.nan
-        powers = powers + scales.exponents
-    return Operand(values, powers)
+    return Operand(-values if negate else values, powers)
 
 
 def multiply_wide(a: Operand, b: Operand, c: F32 | None, c_f16: bool = False) -> F32:

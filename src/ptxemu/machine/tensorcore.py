@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ptxemu import numerics as nx
+from ptxemu.errors import MemoryFault
 from ptxemu.machine import arithmetic as ar
 from ptxemu.machine import descriptors as ds
 from ptxemu.machine import tmem
 
 Bytes = npt.NDArray[np.uint8]
 Lanes = Any  # a slice or an index array of lanes
-
-ADDRESS = 0x3FFFFFFF  # the upper two bits of a scale's address hold its id, which the instruction descriptor repeats
 
 
 class SharedReader(Protocol):
@@ -100,31 +99,46 @@ def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
         InvalidDescriptor: an operand's descriptor or place that this kind does not take.
         MemoryFault: an operand outside its memory.
     """
-    rows = d.m // len(ctas)
-    codes = [_b_codes(d, cta, op, d.n // len(ctas)) for cta in ctas]
-    b_codes = codes[0] if len(codes) == 1 else np.concatenate(codes)
+    group = len(ctas)
+    rows = d.m // group
+    half_lanes = rows == 64 and group == 1
+    column = _column(op.d, "D", (0, 16) if half_lanes else (0,))
+    gathered = [_gather(cta, op.b, d.n // group, d.k_bytes, d.b, d.b_mn_major) for cta in ctas]
+    codes = [_codes(d, d.b, raw, d.b_mn_major) for raw in gathered]
+    b = _decode(d, d.b, codes[0] if group == 1 else np.concatenate(codes), d.negate_b)
     for side, cta in enumerate(ctas):
-        a_codes = _a_codes(d, cta, op, rows, len(ctas))
+        a = _decode(d, d.a, _a_codes(d, cta, op, rows, group), d.negate_a)
         disabled = op.disabled >> 128 * side & ((1 << 128) - 1)
-        for tile in _tiles(rows, d.n, len(ctas), op.d >> 16 & 0x1F):
-            accumulator = _accumulator(d, cta, op, tile)
-            for part, result in _products(d, cta, op, tile, a_codes[tile.rows], b_codes[tile.columns], accumulator):
-                _store(d, cta, op, tile, part, result, disabled)
+        for tile in _tiles(rows, d.n, group, op.d >> 16):
+            c = _accumulator(d, cta, op, tile, column) if op.accumulate else None
+            for part, result in _products(d, cta, op, tile, a.rows(tile.rows), b.rows(tile.columns), c):
+                _store(d, cta, tile, column, part, result, disabled)
+
+
+def _column(address: int, what: str, lanes: tuple[int, ...] = (0,)) -> int:
+    """The column of an operand's address; its lane may be one of `lanes`."""
+    lane, column = tmem.split(address)
+    if lane not in lanes:
+        raise MemoryFault(f"tensor memory address {address:#x} of {what}: lane {lane}, allowed are {lanes}")
+    return column
+
+
+def _scale_column(address: int, what: str) -> int:
+    """As `_column`; the upper two bits of a scale's address hold its id, which the instruction descriptor repeats."""
+    return _column(address & 0x3FFFFFFF, what)
 
 
 def _a_codes(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, rows: int, group: int) -> npt.NDArray[Any]:
     """A's codes (rows, K) of one CTA."""
     if not op.a_in_tmem:
         return _codes(d, d.a, _gather(cta, op.a, rows, d.k_bytes, d.a, d.a_mn_major), d.a_mn_major)
-    if d.a_mn_major or (rows == 64 and group == 2) or (d.kind == "mxf8f6f4" and d.a.sign_bit < 0x80):
+    if d.a_mn_major or (rows == 64 and group == 2) or (d.kind.endswith("f8f6f4") and d.a.sign_bit < 0x80):
         raise ds.InvalidDescriptor("this form of A in tensor memory is not modelled")
-    lanes = _tiles(rows, d.n, group, op.a >> 16 & 0x1F)[0].lanes
-    block = cta.block(op.a & 0xFFFF, tmem.LANES, d.k_bytes // 4)
+    half_lanes = rows == 64
+    column = _column(op.a, "A", (0, 16) if half_lanes else (0,))
+    block = cta.block(column, tmem.LANES, d.k_bytes // 4)
+    lanes = _tiles(rows, d.n, group, op.a >> 16)[0].lanes
     return _codes(d, d.a, np.ascontiguousarray(block[lanes]).view(np.uint8), False)
-
-
-def _b_codes(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, columns: int) -> npt.NDArray[Any]:
-    return _codes(d, d.b, _gather(cta, op.b, columns, d.k_bytes, d.b, d.b_mn_major), d.b_mn_major)
 
 
 def _gather(cta: CtaUnits, descriptor: int, rows: int, k_bytes: int, fmt: nx.Format, mn_major: bool) -> Bytes:
@@ -158,15 +172,25 @@ def _unpad(raw: Bytes, fmt: nx.Format) -> Bytes:
     return np.packbits(bits, axis=3, bitorder="little").reshape(raw.shape)
 
 
-def _accumulator(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> npt.NDArray[np.float32] | None:
-    """C of a tile as float32 values (rows, columns); None where the product replaces it."""
-    if not op.accumulate:
-        return None
-    words = np.ascontiguousarray(cta.block(op.d & 0xFFFF, tmem.LANES, _width(tile))[tile.lanes])
+_FP4_PAIRS = nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None]))
+
+
+def _decode(d: ds.MmaDescriptor, fmt: nx.Format, codes: npt.NDArray[Any], negate: bool) -> ar.Operand:
+    if not d.packed_fp4:
+        return ar.decode_operand(fmt, codes, negate)
+    values = _FP4_PAIRS[codes].reshape(codes.shape[0], -1)
+    return ar.Operand(-values if negate else values, _NO_EXPONENTS)
+
+
+_NO_EXPONENTS = np.zeros((0, 0), np.int16)  # the FP4 kinds align by the scales alone
+
+
+def _accumulator(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile, column: int) -> npt.NDArray[np.float32]:
+    """C of a tile as float32 values (rows, columns)."""
+    words = np.ascontiguousarray(cta.block(column, tmem.LANES, _width(tile))[tile.lanes])
+    values = words.view(np.float32)
     if d.d_f16:
         values = nx.decode(nx.F16, words & np.uint32(0xFFFF)).astype(np.float32)
-    else:
-        values = words.view(np.float32)
     return values * np.float32(2.0**-op.scale_d) if op.scale_d else values
 
 
@@ -175,10 +199,16 @@ def _width(tile: Tile) -> int:
 
 
 def _store(
-    d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile, part: slice, result: npt.NDArray[np.float32], disabled: int
+    d: ds.MmaDescriptor,
+    cta: CtaUnits,
+    tile: Tile,
+    column: int,
+    part: slice,
+    result: npt.NDArray[np.float32],
+    disabled: int,
 ) -> None:
     """Write rows `part` of a tile's result, but for the disabled lanes."""
-    block = cta.block(op.d & 0xFFFF, tmem.LANES, _width(tile), write=True)
+    block = cta.block(column, tmem.LANES, _width(tile), write=True)
     words = nx.f32_to_f16(result).astype(np.uint32) if d.d_f16 else result.view(np.uint32)
     if isinstance(tile.lanes, slice) and not disabled:
         block[tile.lanes][part] = words
@@ -188,89 +218,68 @@ def _store(
     block[lanes[keep]] = words[keep]
 
 
-Result = tuple[slice, npt.NDArray[np.float32]]
-
-
 def _products(
     d: ds.MmaDescriptor,
     cta: CtaUnits,
     op: Mma,
     tile: Tile,
-    a: npt.NDArray[Any],
-    b: npt.NDArray[Any],
+    a: ar.Operand,
+    b: ar.Operand,
     c: npt.NDArray[np.float32] | None,
-) -> Iterator[Result]:
+) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
     """The results of a tile, as rows and values; in one piece unless quarters hold different scales of B."""
     if not d.block_scaled:
-        left, right = ar.decode_operand(d.a, a, d.negate_a), ar.decode_operand(d.b, b, d.negate_b)
-        yield slice(0, len(a)), ar.multiply_wide(left, right, c, d.d_f16)
+        yield slice(0, len(a.values)), ar.multiply_wide(a, b, c, d.d_f16)
         return
-    sfa = _a_scales(d, cta, op, tile, len(a))
+    sfa = _a_scales(d, cta, op, tile)
     for part, sfb in _b_scales(d, cta, op, tile):
-        acc = None if c is None else c[part]
+        rows, scales, acc = a.rows(part), sfa.rows(part), None if c is None else c[part]
         if d.packed_fp4:
-            left4 = ar.Fp4Operand(_fp4_values(a[part], d.negate_a), sfa.rows(part))
-            yield part, ar.multiply_fp4(left4, ar.Fp4Operand(_fp4_values(b, d.negate_b), sfb), acc)
+            yield part, ar.multiply_fp4(ar.Fp4Operand(rows.values, scales), ar.Fp4Operand(b.values, sfb), acc)
         else:
-            left = ar.decode_operand(d.a, a[part], d.negate_a, sfa.rows(part))
-            right = ar.decode_operand(d.b, b, d.negate_b, sfb)
-            yield part, ar.multiply_wide(left, right, acc)
+            yield part, ar.multiply_wide(rows.scaled(scales), b.scaled(sfb), acc)
 
 
-_FP4_PAIRS = nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None]))
+def _scale_columns(rows: int, count: int, first: int) -> tuple[int, int, int]:
+    """Of `count` scales a row from byte `first` on: columns between groups of four, groups, columns in all.
 
-
-def _fp4_values(packed: Bytes, negate: bool) -> npt.NDArray[np.float64]:
-    values = _FP4_PAIRS[packed].reshape(packed.shape[0], -1)
-    return -values if negate else values
-
-
-def _scale_words(d: ds.MmaDescriptor, op: Mma, rows: int) -> tuple[int, int]:
-    """Scales a row of a K step, and columns from one group of four scales to the next."""
-    return d.k // op.block, 4 if rows <= 128 else 8
-
-
-def _scale_bytes(words: npt.NDArray[np.uint32], rows: int, count: int, stride: int, first: int) -> Bytes:
-    """Scale codes (rows, count) from a quarter's words (32, columns).
-
-    Row r lies at lane r % 32, scale b at byte (first + b) % 4 of column r // 32 + (first + b) // 4 * stride.
+    Row r lies at lane r % 32; its scale b at byte (first + b) % 4 of column r // 32 + (first + b) // 4 * stride.
     """
-    columns = -(-rows // 32)
-    groups = [words[:, g * stride : g * stride + columns] for g in range(-(-(first + count) // 4))]
-    per_row = [np.ascontiguousarray(group.T).reshape(-1, 1)[:rows].view(np.uint8) for group in groups]
-    joined = per_row[0] if len(per_row) == 1 else np.concatenate(per_row, axis=1)
-    return joined[:, first : first + count]
+    stride = 4 if rows <= 128 else 8
+    groups = -(-(first + count) // 4)
+    return stride, groups, (groups - 1) * stride + -(-rows // 32)
 
 
-def _scale_columns(rows: int, count: int, stride: int, first: int) -> int:
-    return (-(-(first + count) // 4) - 1) * stride + -(-rows // 32)
+def _a_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> ar.Scales:
+    """Scales of the tile's rows; each quarter of lanes reads its own copy, for the rows whose results it holds."""
+    rows, count, first = tile.rows.stop, d.k // op.block, d.a_scale_id
+    stride, groups, columns = _scale_columns(rows, count, first)
+    words = cta.block(_scale_column(op.scale_a, "the scales of A"), tmem.LANES, columns).reshape(4, 32, columns)
+    row_groups = np.arange(rows // 32)
+    quarters = np.array(tile.quarters)[row_groups]
+    picked = [words[quarters, :, row_groups + g * stride].reshape(rows, 1) for g in range(groups)]
+    return ar.decode_scales(_scale_bytes(picked, count, first), d.scale_e8m0)
 
 
-def _a_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile, rows: int) -> ar.Scales:
-    """Scales of A's rows; each quarter of lanes reads its own copy, for the rows whose results it holds."""
-    count, stride = _scale_words(d, op, 128)
-    first = d.a_scale_id
-    words = cta.block(op.scale_a & ADDRESS & 0xFFFF, tmem.LANES, _scale_columns(rows, count, stride, first))
-    codes = np.empty((rows, count), np.uint8)
-    for i, quarter in enumerate(tile.quarters[: rows // 32]):
-        part = slice(32 * i, 32 * (i + 1))
-        codes[part] = _scale_bytes(words[32 * quarter : 32 * (quarter + 1)], rows, count, stride, first)[part]
-    return ar.decode_scales(codes, d.scale_e8m0)
+def _scale_bytes(words: list[npt.NDArray[np.uint32]], count: int, first: int) -> Bytes:
+    """Scale codes (rows, count) from a word (rows, 1) of four each."""
+    codes = words[0].view(np.uint8) if len(words) == 1 else np.concatenate(words, axis=1).view(np.uint8)
+    return codes[:, first : first + count]
 
 
 def _b_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> list[tuple[slice, ar.Scales]]:
     """Scales of a tile's columns of B, for all its rows, or by quarter where the copies differ."""
-    columns = _width(tile)
-    count, stride = _scale_words(d, op, columns)
-    first = d.b_scale_id
-    words = cta.block(op.scale_b & ADDRESS & 0xFFFF, tmem.LANES, _scale_columns(columns, count, stride, first))
-    copies = words.reshape(4, 32, -1)[list(tile.quarters)]
+    n, count, first = _width(tile), d.k // op.block, d.b_scale_id
+    stride, groups, columns = _scale_columns(n, count, first)
+    words = cta.block(_scale_column(op.scale_b, "the scales of B"), tmem.LANES, columns).reshape(4, 32, columns)
+    copies = words[list(tile.quarters)]
     same = bool((copies == copies[0]).all())
+    width = -(-n // 32)
     found = []
-    for i, copy in enumerate(copies[:1] if same else copies):
-        codes = _scale_bytes(copy, columns, count, stride, first)
+    for i, one in enumerate(copies[:1] if same else copies):
+        picked = [one[:, g * stride : g * stride + width].T.reshape(-1, 1)[:n] for g in range(groups)]
         rows = slice(0, 32 * len(tile.quarters)) if same else slice(32 * i, 32 * (i + 1))
-        found.append((rows, ar.decode_scales(codes, d.scale_e8m0)))
+        found.append((rows, ar.decode_scales(_scale_bytes(picked, count, first), d.scale_e8m0)))
     return found
 
 
@@ -289,12 +298,4 @@ def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, des
     for cta in ctas:
         raw = part.read(cta.read(ds.pattern_start(matrix) + part.low, part.size))
         words = tmem.spread(np.ascontiguousarray(raw).view(np.uint32), multicast)
-        cta.block(address & 0xFFFF, tmem.LANES, granules * 4, write=True)[:] = words
-
-
-def shift_down(ctas: Sequence[CtaUnits], address: int) -> None:
-    """tcgen05.shift.down: 32-byte rows move one lane down, all but the last, from the address's lane on."""
-    for cta in ctas:
-        lane, _ = tmem.split(address)
-        block = cta.block(address, tmem.LANES - lane, 8, write=True)
-        block[:-1] = block[1:].copy()
+        cta.block(_column(address, "tcgen05.cp"), tmem.LANES, granules * 4, write=True)[:] = words
