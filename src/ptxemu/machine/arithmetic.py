@@ -79,13 +79,18 @@ def _scale_tables(e8m0: bool) -> tuple[F64, I16]:
 def decode_scales(codes: npt.NDArray[np.uint8], e8m0: bool) -> Scales:
     """Scale codes (rows, blocks): UE8M0, or UE4M3 whose sign bit is ignored; subnormals are exact."""
     value_table, exponent_table = _scale_tables(e8m0)
+    nan_code = 0xFF if e8m0 else 0x7F
+    codes = codes & np.uint8(nan_code)
     values, powers = value_table[codes], exponent_table[codes]
+    smallest, largest = int(codes.min()), int(codes.max())  # exponents grow with the codes
     nan_rows = None
-    if np.isnan(values).any():
-        nan_rows = np.asarray(np.isnan(values).any(axis=1))
+    if largest == nan_code:
+        nan_rows = np.asarray((codes == nan_code).any(axis=1))
         values = np.nan_to_num(values)
-    least = int(powers.min(where=values != 0, initial=1000))
-    return Scales(values, powers, nan_rows, 0 if e8m0 else 3, least, int(powers.max()))
+    least = int(exponent_table[smallest])
+    if smallest == 0 and not e8m0:
+        least = int(powers.min(where=values != 0, initial=1000))
+    return Scales(values, powers, nan_rows, 0 if e8m0 else 3, least, int(exponent_table[largest]))
 
 
 @dataclass(frozen=True)
