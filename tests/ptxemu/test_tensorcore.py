@@ -42,7 +42,7 @@ class Cta:
         raw = np.ascontiguousarray(rows).view(np.uint8)
         padded = np.full((raw.shape[0], 128), 0xEE, np.uint8)
         padded[:, : raw.shape[1]] = raw
-        sw.scatter(sw.B128, self.shared, at - ORIGIN, padded)
+        sw.scatter(sw.B128, self.shared[at - ORIGIN :], at, padded)
         return SharedMatrix(at, 16, 1024, sw.B128).encode()
 
     def write_scales(self, column: int, codes: Array, first: int = 0, stride: int = 4) -> None:
@@ -221,7 +221,7 @@ def test_mn_major_operands() -> None:
         codes = nx.encode(nx.F16, values).astype(np.uint16).T
         for atom in range(codes.shape[1] // 64):
             rows = np.ascontiguousarray(codes[:, 64 * atom : 64 * atom + 64])
-            sw.scatter(sw.B128, cta.shared, at - ORIGIN + 2048 * atom, rows)
+            sw.scatter(sw.B128, cta.shared[at - ORIGIN + 2048 * atom :], at, rows)
         descriptors.append(SharedMatrix(at, 2048, 1024, sw.B128).encode())
     bits = idesc(128, 64, d=1 << 4, ta=1 << 15, tb=1 << 16)
     tc.multiply(MmaDescriptor.decode("f16", bits, 1), [cta.units], tc.Mma(0, *descriptors, accumulate=False))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ptxemu.machine import swizzle as sw
-from ptxemu.machine.tensormap import TYPES, InvalidTensorMap, TensorMap
+from ptxemu.machine.tensormap import TYPES, InvalidTensorMap, TensorMap, replace_field
 
 MAP: dict[str, Any] = {
     "address": 0x7F0000001000,
@@ -124,3 +124,55 @@ def test_bytes_that_are_no_map_are_refused(offset: int, value: int, message: str
         TensorMap.decode(bytes(raw))
     with pytest.raises(InvalidTensorMap, match="at least 64"):
         TensorMap.decode(bytes(raw[:63]))
+
+
+def test_replace_builds_a_map_from_zeros_field_by_field() -> None:
+    wanted = TensorMap(
+        1 << 40,
+        "bf16",
+        (512, 64, 9),
+        (1024, 65536),
+        (64, 32, 2),
+        element_strides=(1, 2, 3),
+        swizzle=sw.B128,
+        nan_fill=True,
+    )
+    raw = bytearray(128)
+    replace_field(raw, "global_address", 1 << 40)
+    replace_field(raw, "rank", 2)
+    replace_field(raw, "elemtype", 10)
+    replace_field(raw, "interleave_layout", 0)
+    replace_field(raw, "swizzle_mode", 3)
+    replace_field(raw, "swizzle_atomicity", 0)
+    replace_field(raw, "fill_mode", 1)
+    for i in range(3):
+        replace_field(raw, "global_dim", wanted.dims[i], i)
+        replace_field(raw, "box_dim", wanted.box[i], i)
+        replace_field(raw, "element_stride", wanted.element_strides[i], i)
+    for i in range(2):
+        replace_field(raw, "global_stride", wanted.strides[i], i)
+    assert TensorMap.decode(bytes(raw)) == wanted
+    replace_field(raw, "elemtype", 11)
+    replace_field(raw, "swizzle_atomicity", 1)
+    replace_field(raw, "box_dim", 32, 0)
+    changed = TensorMap.decode(bytes(raw))
+    assert (changed.dtype, changed.swizzle) == ("tf32", sw.B128_ATOM32)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "ordinal", "message"),
+    [
+        ("box_dim", 300, 0, "does not fit its 8 bits"),
+        ("global_dim", 1, 5, "0 to 4 are allowed"),
+        ("global_stride", 8, 0, "multiple of 16"),
+        ("global_stride", 16, 4, "0 to 3 are allowed"),
+        ("rank", 8, 0, "does not fit its 3 bits"),
+        ("swizzle_mode", 4, 0, "does not fit"),
+        ("swizzle_atomicity", 3, 0, "does not fit"),
+        ("elemtype", 16, 0, "0 to 15"),
+        ("l2_promotion", 1, 0, "no such field"),
+    ],
+)
+def test_replace_refuses_values_that_no_field_holds(field: str, value: int, ordinal: int, message: str) -> None:
+    with pytest.raises(InvalidTensorMap, match=message):
+        replace_field(bytearray(128), field, value, ordinal)

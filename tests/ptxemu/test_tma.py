@@ -115,11 +115,11 @@ def test_shared_memory_holds_the_box_row_by_row_through_the_swizzle(swizzle: sw.
     m = TensorMap(BASE, "u8", (256, 64), (256,), (width, 24), swizzle=swizzle)
     memory = Global(256 * 64)
     shared = np.zeros(16384, dtype=np.uint8)
-    tma.place(m, tma.read_box(m, (0, 3), memory), shared, 640)
+    tma.place(m, tma.read_box(m, (0, 3), memory), shared[640:], 640)
     for row, column in ((0, 0), (1, 5), (7, 30), (9, 17), (23, width - 1)):
         got = shared[sw.address(swizzle, 640 + row * width + column)]
         assert got == memory.bytes[(3 + row) * 256 + column]
-    np.testing.assert_array_equal(tma.collect(m, shared, 640), tma.read_box(m, (0, 3), memory))
+    np.testing.assert_array_equal(tma.collect(m, shared[640:], 640), tma.read_box(m, (0, 3), memory))
 
 
 def test_packed_fp4_stays_packed_and_256_elements_are_128_bytes() -> None:
@@ -254,16 +254,13 @@ def test_conversion_during_the_copy_is_refused() -> None:
     assert TYPES["tf32"].tf32
 
 
-def test_shared_destination_must_be_aligned_and_fit() -> None:
-    m = MAPS["2d"]
-    box = np.zeros(m.box_bytes, np.uint8)
+def test_shared_memory_must_be_128_byte_aligned() -> None:
+    tma.check_shared(MAPS["2d"], 0x480)
     with pytest.raises(MemoryFault, match="128-byte alignment"):
-        tma.place(m, box, np.zeros(4096, np.uint8), 64)
-    with pytest.raises(MemoryFault, match="the CTA has 256 bytes"):
-        tma.place(m, box, np.zeros(256, np.uint8), 128)
+        tma.check_shared(MAPS["2d"], 0x440)
 
 
 def test_rows_shorter_than_the_swizzle_are_refused() -> None:
     m = TensorMap(BASE, "u8", (64, 8), (64,), (64, 8), swizzle=sw.B128)
     with pytest.raises(InvalidTensorMap, match="not settled"):
-        tma.place(m, np.zeros(m.box_bytes, np.uint8), np.zeros(1024, np.uint8), 0)
+        tma.check_shared(m, 0)

@@ -4,8 +4,8 @@ Source: PTX ISA, "Swizzling Modes" (tensor copies) and "Shared Memory Layout and
 the same patterns.  A swizzle permutes 16-byte granules within a repeating pattern that is anchored to absolute shared
 addresses: with address bits 4 and up counting granules, a ^= ((a >> 7) & mask) << 4.
 
-Every function here counts in granules from the start of a CTA's shared memory, which lies on a 1024-byte boundary of
-the shared window, so that offsets and absolute addresses swizzle alike.
+A CTA's shared memory starts on a 1024-byte boundary of the shared window, so that offsets in it and absolute addresses
+swizzle alike.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 GRANULE = 16
+_PATTERN = 1024  # bytes after which every pattern repeats
 Granules = npt.NDArray[np.complex128]
 
 
@@ -65,32 +66,28 @@ def address(swizzle: Swizzle, byte: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _run(swizzle: Swizzle, phase: int, count: int) -> npt.NDArray[np.int64]:
-    """Granules phase..phase+count-1 of a pattern that starts at 0."""
-    order = apply(swizzle, np.arange(phase, phase + count, dtype=np.int64))
+def _order(swizzle: Swizzle, phase: int, count: int) -> npt.NDArray[np.int64]:
+    """Where granules phase..phase+count-1 of a pattern lie, counted from the first; phase starts a row of 128 bytes."""
+    order = apply(swizzle, np.arange(phase, phase + count, dtype=np.int64)) - phase
     order.flags.writeable = False
     return order
 
 
-def scatter(swizzle: Swizzle, memory: npt.NDArray[np.uint8], offset: int, data: npt.NDArray[Any]) -> None:
-    """Write contiguous `data` at byte `offset` (a multiple of 16) of `memory`, swizzled."""
+def scatter(swizzle: Swizzle, window: npt.NDArray[np.uint8], offset: int, data: npt.NDArray[Any]) -> None:
+    """Write contiguous `data`, swizzled, to `window`: the bytes of shared memory from `offset` on.
+
+    offset: a multiple of 16, of 128 where the data is swizzled, so that rows of 128 bytes stay inside the window.
+    """
     raw = data.reshape(-1).view(np.uint8)
     if swizzle.mask == 0:
-        memory[offset : offset + raw.size] = raw
+        window[: raw.size] = raw
         return
-    phase, base = _phase(offset)
-    granules(memory[base:])[_run(swizzle, phase, raw.size // GRANULE)] = granules(raw)
+    granules(window)[_order(swizzle, offset % _PATTERN // GRANULE, raw.size // GRANULE)] = granules(raw)
 
 
-def gather(swizzle: Swizzle, memory: npt.NDArray[np.uint8], offset: int, size: int) -> npt.NDArray[np.uint8]:
-    """Read `size` bytes that `scatter` wrote at byte `offset`; a new array."""
+def gather(swizzle: Swizzle, window: npt.NDArray[np.uint8], offset: int, size: int) -> npt.NDArray[np.uint8]:
+    """Read `size` bytes that `scatter` wrote; a new array."""
     if swizzle.mask == 0:
-        return np.array(memory[offset : offset + size])
-    phase, base = _phase(offset)
-    picked: Granules = granules(memory[base:])[_run(swizzle, phase, size // GRANULE)]
+        return np.array(window[:size])
+    picked: Granules = granules(window)[_order(swizzle, offset % _PATTERN // GRANULE, size // GRANULE)]
     return np.asarray(picked.view(np.uint8))
-
-
-def _phase(offset: int) -> tuple[int, int]:
-    """Granule within the 1024-byte pattern, and the byte where that pattern starts."""
-    return (offset & 1023) // GRANULE, offset & ~1023

@@ -254,3 +254,60 @@ def _validate_packed(m: TensorMap) -> None:
         )
     if m.swizzle not in (sw.NONE, sw.B128, sw.B128_ATOM32):
         raise InvalidTensorMap(f"swizzle {m.swizzle.name} with {m.dtype}: only none and 128B are allowed")
+
+
+FIELDS = {
+    "global_address": (0, 0, 64),
+    "rank": (1, 4, 3),
+    "interleave_layout": (1, 11, 2),
+    "fill_mode": (1, 15, 1),
+}
+_STRIDE_WORDS = ((1, 32), (2, 0), (2, 32), (3, 0))
+_DIM_WORDS = ((4, 0), (4, 32), (5, 0), (5, 32), (6, 0))
+_BOX_WORDS = ((6, 56), (7, 0), (7, 8), (7, 16), (7, 24))
+_TYPES_BY_PTX = {t.ptx: t for t in TYPES.values()}
+
+
+def replace_field(raw: bytearray, field: str, value: int, ordinal: int = 0) -> None:
+    """tensormap.replace: change one field of a map's bytes, in place; the map need not be valid in between.
+
+    Args:
+        field: as PTX names it. value: as PTX takes it (rank minus one; dimensions, boxes and steps as they are; stride
+            in bytes; codes of Table "new_val validity").
+        ordinal: of the dimension, or of the stride (0 is that of dimension 1).
+
+    Raises:
+        InvalidTensorMap: an ordinal or a value that the field does not have.
+    """
+    places = {"box_dim": _BOX_WORDS, "global_dim": _DIM_WORDS, "global_stride": _STRIDE_WORDS}.get(field)
+    count = len(places) if places else MAX_RANK if field == "element_stride" else 1
+    if not 0 <= ordinal < count:
+        raise InvalidTensorMap(f"tensormap.replace.{field} of ordinal {ordinal}: 0 to {count - 1} are allowed")
+    if field in FIELDS:
+        _set(raw, *FIELDS[field], value, field)
+    elif field == "elemtype":
+        if value not in _TYPES_BY_PTX:
+            raise InvalidTensorMap(f"tensormap.replace.elemtype {value}: 0 to 15 are allowed")
+        _set(raw, 1, 7, 4, _TYPES_BY_PTX[value].field, field)
+        _set(raw, 1, 16, 1, _TYPES_BY_PTX[value].tf32, field)
+    elif field == "swizzle_mode":
+        _set(raw, 1, 13, 2, value, field)
+    elif field == "swizzle_atomicity":
+        _set(raw, 1, 19, 1, value, field)
+    elif field == "element_stride":
+        _set(raw, 6, 32 + 3 * ordinal, 3, value - 1, field)
+    elif places is not None:
+        bits = 8 if field == "box_dim" else 32
+        if field == "global_stride" and value % 16:
+            raise InvalidTensorMap(f"tensormap.replace.global_stride {value}: a multiple of 16 is needed")
+        _set(raw, *places[ordinal], bits, value >> 4 if field == "global_stride" else value - 1, field)
+    else:
+        raise InvalidTensorMap(f"tensormap.replace.{field}: no such field")
+
+
+def _set(raw: bytearray, word: int, shift: int, bits: int, value: int, field: str) -> None:
+    if not 0 <= value < 1 << bits:
+        raise InvalidTensorMap(f"tensormap.replace.{field}: the value does not fit its {bits} bits")
+    (old,) = struct.unpack_from("<Q", raw, 8 * word)
+    mask = ((1 << bits) - 1) << shift
+    struct.pack_into("<Q", raw, 8 * word, old & ~mask | value << shift)

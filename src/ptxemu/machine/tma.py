@@ -223,7 +223,7 @@ def _flush(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _bf16_to_f32(raw: Bytes) -> npt.NDArray[np.float32]:
-    return (raw.reshape(-1).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray((raw.reshape(-1).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
 _OPERATIONS: dict[str, Any] = {
@@ -238,31 +238,27 @@ _OPERATIONS: dict[str, Any] = {
 }
 
 
-def place(m: TensorMap, box: Bytes, shared: Bytes, offset: int) -> None:
-    """Put a dense box into shared memory at byte `offset`, swizzled.
+def check_shared(m: TensorMap, address: int) -> None:
+    """Raise what the shared-memory side of a copy may not be.
 
     Raises:
-        MemoryFault: a destination that is not 128-byte aligned or does not fit.
+        MemoryFault: an address that is not 128-byte aligned.
+        InvalidTensorMap: rows shorter than the swizzle.
     """
-    _check_shared(m, shared, offset)
-    sw.scatter(m.swizzle, shared, offset, box)
-
-
-def collect(m: TensorMap, shared: Bytes, offset: int) -> Bytes:
-    """The inverse of `place`: a dense box (rows, shared row bytes) from shared memory; raises as `place` does."""
-    _check_shared(m, shared, offset)
-    return sw.gather(m.swizzle, shared, offset, m.box_bytes).reshape(-1, m.shared_row_bytes)
-
-
-def _check_shared(m: TensorMap, shared: Bytes, offset: int) -> None:
-    if offset % SHARED_ALIGNMENT:
-        raise MemoryFault(f"tensor copy at shared offset {offset:#x}: {SHARED_ALIGNMENT}-byte alignment is needed")
-    if not 0 <= offset <= shared.size - m.box_bytes:
-        raise MemoryFault(
-            f"tensor copy of {m.box_bytes} bytes at shared offset {offset:#x}: the CTA has {shared.size} bytes"
-        )
+    if address % SHARED_ALIGNMENT:
+        raise MemoryFault(f"tensor copy at shared {address:#x}: {SHARED_ALIGNMENT}-byte alignment is needed")
     if m.swizzle is not sw.NONE and m.shared_row_bytes != m.swizzle.span and m.box_bytes > m.shared_row_bytes:
         raise InvalidTensorMap(
             f"rows of {m.shared_row_bytes} bytes under swizzle {m.swizzle.name}: how shorter rows are spaced is not "
             "settled, make the box's row as long as the swizzle"
         )
+
+
+def place(m: TensorMap, box: Bytes, window: Bytes, address: int) -> None:
+    """Put a dense box, swizzled, into `window`: the `m.box_bytes` bytes at shared `address`."""
+    sw.scatter(m.swizzle, window, address, box)
+
+
+def collect(m: TensorMap, window: Bytes, address: int) -> Bytes:
+    """The inverse of `place`: a dense box (rows, shared row bytes)."""
+    return sw.gather(m.swizzle, window, address, m.box_bytes).reshape(-1, m.shared_row_bytes)
