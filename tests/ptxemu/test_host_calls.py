@@ -29,6 +29,7 @@ class Recorder:
     """A device that keeps what it is asked and does nothing."""
 
     target = "sm_100a"
+    sms = 148
 
     def __init__(self, error: Exception | None = None) -> None:
         self.memory = GlobalMemory()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..device import TARGETS
 from .build import runtime_library
 from .cubin import Image, KernelInfo, digest, read_image
 from .errors import HostError
@@ -27,8 +28,6 @@ SHARED_SIZE_BYTES = 1  # CUfunction_attribute
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14  # cudaFuncAttribute
 MAX_SHARED_PER_BLOCK_OPTIN, MULTIPROCESSOR_COUNT = 97, 16  # cudaDeviceAttr
 COOPERATIVE, CLUSTER, PROGRAMMATIC_STREAM, PREFERRED_CLUSTER = 2, 4, 6, 11  # cudaLaunchAttributeID
-MAX_DYNAMIC_SHARED_BYTES = 232_448  # what a CTA may have on sm_100a
-MULTIPROCESSORS = 148
 ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 
 
@@ -118,6 +117,8 @@ class Bridge:
             self._ptx_of_kernel.setdefault(name, {})[ptx] = None
         if cubin is not None:
             self._ptx_of_cubin[digest(cubin)] = ptx
+        if self.emulators:
+            self.emulators[-1].ptx.append(ptx)
 
     def take_failure(self) -> BaseException | None:
         """The exception that the last answer raised, once."""
@@ -147,14 +148,14 @@ class Bridge:
         self._handles[kernel].attributes[attribute] = value
 
     def device_attribute(self, value: Any, attribute: int) -> None:
-        known = {MAX_SHARED_PER_BLOCK_OPTIN: MAX_DYNAMIC_SHARED_BYTES, MULTIPROCESSOR_COUNT: MULTIPROCESSORS}
+        device = self._emulator().device
+        known = {MAX_SHARED_PER_BLOCK_OPTIN: TARGETS[device.target], MULTIPROCESSOR_COUNT: device.sms}
         if attribute not in known:
             raise HostError(f"device attribute {attribute} is not known; allowed: {sorted(known)}")
         value[0] = known[attribute]
 
     def launch(self, config: int, kernel: int, parameters: Any) -> None:
-        if not self.emulators:
-            raise HostError("a compiled function was called with no emulator installed; use `with installed(device):`")
+        emulator = self._emulator()
         wanted = _LaunchConfig.from_address(config)
         info = self._handles[kernel].info
         attributes = {a.id: a.value for a in wanted.attributes[: wanted.count]}
@@ -162,7 +163,7 @@ class Bridge:
             raise HostError(f"launch attributes {sorted(unknown)} are not known")
         if COOPERATIVE in attributes and attributes[COOPERATIVE][0]:
             raise HostError("a cooperative launch is not supported")
-        self.emulators[-1].launch(
+        emulator.launch(
             Launch(
                 kernel=info.name,
                 ptx=self._find_ptx(self._handles[kernel]),
@@ -181,6 +182,11 @@ class Bridge:
         text = f"{type(self.failure).__name__}: {self.failure}" if self.failure else f"CUDA error {status}"
         self._text = ctypes.create_string_buffer(text.encode())
         return ctypes.addressof(self._text)
+
+    def _emulator(self) -> Emulator:
+        if not self.emulators:
+            raise HostError("a compiled function was called with no emulator installed; use `with installed(device):`")
+        return self.emulators[-1]
 
     def _find_ptx(self, kernel: _Kernel) -> str:
         if exact := self._ptx_of_cubin.get(kernel.image.digest):

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .bridge import MULTIPROCESSORS, Bridge
+from .bridge import Bridge
+from .dlpack import on_device
 from .errors import HostError
 
 __all__ = ["check_version", "redirected"]
@@ -34,7 +35,7 @@ def check_version() -> None:
 
 
 @contextmanager
-def redirected(bridge: Bridge, target: str) -> Iterator[None]:
+def redirected(bridge: Bridge, target: str, multiprocessors: int) -> Iterator[None]:
     """Inside, CuTe DSL compiles for `target`, links against the bridge's library and hands over the PTX it makes.
 
     Raises:
@@ -42,6 +43,7 @@ def redirected(bridge: Bridge, target: str) -> Iterator[None]:
     """
     check_version()
     from cutlass.base_dsl.compiler import CompileOptions
+    from cutlass.cute.runtime import _Tensor
     from cutlass.cutlass_dsl import cuda_jit_executor, cutlass
     from cutlass.utils import HardwareInfo
 
@@ -54,36 +56,57 @@ def redirected(bridge: Bridge, target: str) -> Iterator[None]:
             set_for_now(dsl.envar, "shared_libs", bridge.path)
             set_for_now(dsl.envar, "arch", target)
             set_for_now(dsl.envar, "disable_file_caching", True)  # a function from the file cache brings no PTX
-        set_for_now(CompileOptions, "apply_envar_settings", _keep_ptx(CompileOptions.apply_envar_settings, directory))
+        artifacts = _Artifacts(bridge, directory)
+        stack.callback(artifacts.restore)
+        set_for_now(CompileOptions, "apply_envar_settings", artifacts.keep(CompileOptions.apply_envar_settings))
         compile_module = cutlass.CutlassBaseDSL._compile_or_jit_module
-        set_for_now(cutlass.CutlassBaseDSL, "_compile_or_jit_module", _hand_over_ptx(compile_module, bridge))
+        set_for_now(cutlass.CutlassBaseDSL, "_compile_or_jit_module", artifacts.hand_over(compile_module))
         set_for_now(function, "num_devices", 1)
         set_for_now(function, "_load_cuda_library", _forget_handles(function._load_cuda_library))
-        _describe_hardware(set_for_now, HardwareInfo)
+        set_for_now(_Tensor, "__init__", _take_for_device(_Tensor.__init__))
+        _describe_hardware(set_for_now, HardwareInfo, multiprocessors)
         yield
 
 
-def _keep_ptx(apply: Callable[..., None], directory: str) -> Callable[..., None]:
-    def apply_and_keep(options: Any, envar: Any, function_name: str) -> None:
-        from cutlass.base_dsl.compiler import DumpDir, KeepCUBIN, KeepPTX
+class _Artifacts:
+    """Makes the compiler keep the PTX and the cubin of every compilation, and hands both to the bridge."""
 
-        options.options[KeepPTX].value = options.options[KeepCUBIN].value = True
-        if not options.options[DumpDir].value:
-            options.options[DumpDir].value = directory
-        apply(options, envar, function_name)
+    def __init__(self, bridge: Bridge, directory: str) -> None:
+        self.bridge = bridge
+        self.directory = directory
+        self.changed: list[tuple[Any, Any]] = []  # options, which `cute.compile` calls share, and their values before
 
-    return apply_and_keep
+    def keep(self, apply: Callable[..., None]) -> Callable[..., None]:
+        def apply_and_keep(options: Any, envar: Any, function_name: str) -> None:
+            from cutlass.base_dsl.compiler import DumpDir, KeepCUBIN, KeepPTX
 
+            self._set(options.options[KeepPTX], True)
+            self._set(options.options[KeepCUBIN], True)
+            if not options.options[DumpDir].value:
+                self._set(options.options[DumpDir], self.directory)
+            apply(options, envar, function_name)
 
-def _hand_over_ptx(compile_module: Callable[..., Any], bridge: Bridge) -> Callable[..., Any]:
-    def compile_and_hand_over(dsl: Any, *arguments: Any, **options: Any) -> Any:
-        result = compile_module(dsl, *arguments, **options)
-        ptx, cubin = Path(dsl.compile_options.full_ptx_path), Path(dsl.compile_options.full_cubin_path)
-        if ptx.exists() and cubin.exists():  # a host function without kernels makes neither
-            bridge.add_ptx(ptx.read_text(), cubin.read_bytes())
-        return result
+        return apply_and_keep
 
-    return compile_and_hand_over
+    def hand_over(self, compile_module: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_and_hand_over(dsl: Any, *arguments: Any, **options: Any) -> Any:
+            result = compile_module(dsl, *arguments, **options)
+            ptx, cubin = Path(dsl.compile_options.full_ptx_path), Path(dsl.compile_options.full_cubin_path)
+            if ptx.exists() and cubin.exists():  # a host function without kernels makes neither
+                self.bridge.add_ptx(ptx.read_text(), cubin.read_bytes())
+            self.restore()
+            return result
+
+        return compile_and_hand_over
+
+    def restore(self) -> None:
+        while self.changed:
+            option, value = self.changed.pop()
+            option.value = value
+
+    def _set(self, option: Any, value: Any) -> None:
+        self.changed.append((option, option.value))
+        option.value = value
 
 
 def _forget_handles(load: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
@@ -96,15 +119,24 @@ def _forget_handles(load: Callable[[Any], list[Any]]) -> Callable[[Any], list[An
     return load_and_forget
 
 
-def _describe_hardware(set_for_now: Callable[..., None], hardware: type[Any]) -> None:
+def _take_for_device(init: Callable[..., None]) -> Callable[..., None]:
+    """A CPU tensor would be taken for generic memory, for which TMA and bulk copies do not compile."""
+
+    def init_on_device(self: Any, tensor: Any, *arguments: Any, **options: Any) -> None:
+        init(self, on_device(tensor), *arguments, **options)
+
+    return init_on_device
+
+
+def _describe_hardware(set_for_now: Callable[..., None], hardware: type[Any], multiprocessors: int) -> None:
     """`HardwareInfo` asks the driver for what a persistent kernel's grid is made of."""
 
     def max_active_clusters(_: Any, cluster_size: int, stream: Any = None) -> int:
-        return MULTIPROCESSORS // cluster_size
+        return multiprocessors // cluster_size
 
     set_for_now(hardware, "__init__", lambda self, device_id=0: None)
     set_for_now(hardware, "get_max_active_clusters", max_active_clusters)
-    set_for_now(hardware, "get_device_multiprocessor_count", lambda self: MULTIPROCESSORS)
+    set_for_now(hardware, "get_device_multiprocessor_count", lambda self: multiprocessors)
 
 
 def _set_for_now(stack: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -15,7 +15,7 @@ from .errors import HostError
 from .memory import extent, host_bytes, live_extents, merge
 
 if TYPE_CHECKING:
-    from ..machine.device import Device
+    from ..device import Device
 
 __all__ = ["Emulator", "installed"]
 
@@ -38,11 +38,12 @@ FROM_ELSEWHERE = ("TVMFFI", "_GLOBAL_OFFSET_TABLE_", "mem", "malloc", "free", "p
 
 
 class Emulator:
-    """What `installed` gives: the device, the memory that kernels may touch, and a report for every launch."""
+    """What `installed` gives: `device`, a report for every launch, and the PTX of what was compiled or added so far."""
 
     def __init__(self, device: Device, memory: Iterable[Any] | None) -> None:
         self.device = device
         self.reports: list[Any] = []
+        self.ptx: list[str] = []
         self._memory = None if memory is None else [extent(array) for array in memory]
 
     def add_memory(self, array: Any) -> None:
@@ -106,6 +107,7 @@ class Emulator:
                 shared=launch.shared,
                 args=launch.arguments,
                 pdl=launch.pdl,
+                preferred_cluster=launch.preferred_cluster,
             )
         finally:
             for region in regions:
@@ -129,7 +131,7 @@ def installed(device: Device, memory: Iterable[Any] | None = None) -> Iterator[E
     """
     link = bridge()
     emulator = Emulator(device, memory)
-    with redirected(link, device.target):
+    with redirected(link, device.target, device.sms):
         link.emulators.append(emulator)
         try:
             yield emulator

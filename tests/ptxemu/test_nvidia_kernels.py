@@ -1,0 +1,79 @@
+"""NVIDIA's sm_100 kernels run unchanged on the emulator, through their own host code, and match float64.
+
+Every kernel of `CASES` has to decode.  Those of `RUNS` run under each schedule of the asynchronous units; sizes are
+such that tiles overhang, clusters take several tiles, and a batch has more than one matrix.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+pytest.importorskip("cutlass.operators", reason="nvidia-cutlass-operators is not installed")
+pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+from nvidia_kernels import CASES, BlockScaled, Case, Dense, MixedInput, Problem, compiled, mistakes
+
+import ptxemu
+from ptxemu.host import installed
+from ptxemu.isa.generate import generate
+from ptxemu.text import parse
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:cutlass")  # about its own helpers
+
+SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 1), ("random", 2), ("random", 3)]
+
+ONE_CTA = BlockScaled(tile=(128, 64), clusters=2)
+TWO_CTAS = BlockScaled(tile=(256, 128), cluster=(2, 1), out="Float16")
+RUNS: tuple[tuple[Case, Problem], ...] = (
+    (ONE_CTA, Problem(200, 160, 320)),  # 6 tiles for 2 CTAs
+    (TWO_CTAS, Problem(300, 160, 576)),  # 4 tiles for a pair of CTAs
+    (BlockScaled(tile=(256, 64), cluster=(4, 2), out="Float32"), Problem(300, 96, 288)),  # multicast
+    (MixedInput(), Problem(130, 96, 160)),
+    (MixedInput("Int4", group=128, tile=(128, 64, 128)), Problem(160, 96, 256)),
+    (Dense(tile=(128, 64)), Problem(150, 96, 96, 2)),  # tiles by cluster launch control
+)
+
+
+@pytest.fixture(params=SCHEDULES, ids=lambda s: f"{s[0]}-{s[1]}")
+def device(request: pytest.FixtureRequest) -> ptxemu.Device:
+    schedule, seed = request.param
+    return ptxemu.Device("sm_100a", schedule=schedule, seed=seed)
+
+
+def run(case: Case, problem: Problem, device: ptxemu.Device, *, tvm_ffi: bool = False) -> None:
+    operands = case.operands(problem, seed=problem.m + problem.n + problem.k)
+    with installed(device, operands.memory) as emulator:
+        function = compiled(case, "--enable-tvm-ffi" if tvm_ffi else "")
+        case.call(function, problem, operands, tvm_ffi=tvm_ffi)
+    assert len(emulator.reports) == 1
+    assert mistakes(case, operands, problem) is None
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_kernel_decodes(case: Case) -> None:
+    with installed(ptxemu.Device("sm_100a"), []) as emulator:
+        case.compile()
+    (ptx,) = emulator.ptx
+    module = parse(ptx)
+    assert [generate(module, kernel).name for kernel in module.entries] == list(module.entries)
+
+
+@pytest.mark.parametrize(("case", "problem"), RUNS, ids=str)
+def test_result(case: Case, problem: Problem, device: ptxemu.Device) -> None:
+    run(case, problem, device)
+
+
+def test_result_through_tvm_ffi() -> None:
+    run(ONE_CTA, Problem(128, 64, 256), ptxemu.Device("sm_100a", schedule="lazy"), tvm_ffi=True)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("size", [(128, 64, 64), (256, 256, 256), (136, 104, 224), (520, 320, 1056)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sweep(case: Case, size: tuple[int, int, int], device: ptxemu.Device) -> None:
+    m, n, k = size
+    group = getattr(case, "group", 0)
+    if group:
+        m, k = -(-m // 32) * 32, -(-k // group) * group
+    run(case, Problem(m, -(-n // 32) * 32, -(-k // 32) * 32, 2), device)
