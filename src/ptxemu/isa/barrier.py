@@ -1,4 +1,4 @@
-"""PTX 'Parallel Synchronization and Communication Instructions: bar, barrier' and 'bar.warp.sync'."""
+"""PTX 'bar, barrier' and 'bar.warp.sync'."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _arrivals(w: Warp, m: int) -> int:
 @warp("bar{.cta}.sync a{, b}")
 @warp("barrier{.cta}.sync{.aligned} a{, b}")
 def sync(w: Warp, m: int, a: Value, b: Value = None) -> Generator[Wait, None, None]:
-    """PTX 'Parallel Synchronization and Communication Instructions: bar, barrier'.  Arrives and waits."""
+    """PTX 'bar, barrier'.  Arrives and waits."""
     barrier, count = _barrier(w, m, a, b)
     yield barrier.wait(barrier.arrive(_arrivals(w, m), count))
 
@@ -38,7 +38,7 @@ def sync(w: Warp, m: int, a: Value, b: Value = None) -> Generator[Wait, None, No
 @warp("bar{.cta}.arrive a, b")
 @warp("barrier{.cta}.arrive{.aligned} a, b")
 def arrive(w: Warp, m: int, a: Value, b: Value) -> None:
-    """PTX 'Parallel Synchronization and Communication Instructions: bar, barrier'.  Arrives and goes on."""
+    """PTX 'bar, barrier'.  Arrives and goes on."""
     barrier, count = _barrier(w, m, a, b)
     barrier.arrive(_arrivals(w, m), count)
 
@@ -48,7 +48,7 @@ def arrive(w: Warp, m: int, a: Value, b: Value) -> None:
 @warp("bar{.cta}.red.op.pred d, a, c", op="and or")
 @warp("barrier{.cta}.red.op{.aligned}.pred d, a, c", op="and or")
 def reduce(w: Warp, m: int, a: Value, c: int, *, op: str = "popc") -> Generator[Wait, None, int]:
-    """PTX 'Parallel Synchronization and Communication Instructions: bar, barrier'.  Waits, and reduces a predicate."""
+    """PTX 'bar, barrier'.  Waits, and reduces a predicate."""
     return (yield from _reduce(w, m, a, None, c, op))
 
 
@@ -57,7 +57,7 @@ def reduce(w: Warp, m: int, a: Value, c: int, *, op: str = "popc") -> Generator[
 @warp("bar{.cta}.red.op.pred d, a, b, c", op="and or")
 @warp("barrier{.cta}.red.op{.aligned}.pred d, a, b, c", op="and or")
 def reduce_some(w: Warp, m: int, a: Value, b: Value, c: int, *, op: str = "popc") -> Generator[Wait, None, int]:
-    """PTX 'Parallel Synchronization and Communication Instructions: bar, barrier'.  As above, of b threads."""
+    """PTX 'bar, barrier'.  As above, of b threads."""
     return (yield from _reduce(w, m, a, b, c, op))
 
 
@@ -73,4 +73,4 @@ def _reduce(w: Warp, m: int, a: Value, b: Value, c: int, op: str) -> Generator[W
 
 @warp("bar.warp.sync membermask", converge="membermask")
 def warp_sync(w: Warp, m: int, membermask: Value) -> None:
-    """PTX 'Parallel Synchronization and Communication Instructions: bar.warp.sync'.  The lanes wait for each other."""
+    """PTX 'bar.warp.sync'.  The lanes wait for each other."""

@@ -18,13 +18,13 @@ _LANE = np.arange(LANES)
 
 @warp("shfl.sync.mode.b32 d, a, b, c, membermask", {"a": "b32"}, mode="up down bfly idx", converge="membermask")
 def shfl(w: Warp, m: int, a: Value, b: Value, c: Value, membermask: Value, *, mode: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: shfl.sync'.  d = a of another lane."""
+    """PTX 'shfl.sync'.  d = a of another lane."""
     return _shfl(m, a, b, c, mode)[0]
 
 
 @warp("shfl.sync.mode.b32 d|p, a, b, c, membermask", {"a": "b32"}, mode="up down bfly idx", converge="membermask")
 def shfl_inside(w: Warp, m: int, a: Value, b: Value, c: Value, membermask: Value, *, mode: str) -> tuple[Value, int]:
-    """PTX 'Data Movement and Conversion Instructions: shfl.sync'.  p: whether that lane is in the segment."""
+    """PTX 'shfl.sync'.  p: whether that lane is in the segment."""
     return _shfl(m, a, b, c, mode)
 
 
@@ -51,20 +51,20 @@ def _shfl(m: int, a: Value, b: Value, c: Value, mode: str) -> tuple[Value, int]:
 
 @warp("vote.sync.mode.pred d, a, membermask", mode="all any uni", converge="membermask")
 def vote(w: Warp, m: int, a: int, membermask: Value, *, mode: str) -> int:
-    """PTX 'Parallel Synchronization and Communication Instructions: vote.sync'."""
+    """PTX 'vote.sync'."""
     holds = {"all": a & m == m, "any": a & m != 0, "uni": a & m in (0, m)}[mode]
     return FULL if holds else 0
 
 
 @warp("vote.sync.ballot.b32 d, a, membermask", converge="membermask")
 def ballot(w: Warp, m: int, a: int, membermask: Value) -> int:
-    """PTX 'Parallel Synchronization and Communication Instructions: vote.sync'.  The lanes whose predicate holds."""
+    """PTX 'vote.sync'.  The lanes whose predicate holds."""
     return a & m & w.members(membermask, m)
 
 
 @warp("match.any.sync.type d, a, membermask", {"a": "type"}, type="b32 b64", converge="membermask")
 def match_any(w: Warp, m: int, a: Value, membermask: Value) -> Value:
-    """PTX 'Parallel Synchronization and Communication Instructions: match.sync'.  The lanes with the same value."""
+    """PTX 'match.sync'.  The lanes with the same value."""
     if whole(a):
         return m
     return np.array([pack(a == a[lane]) & m for lane in range(LANES)], np.uint32)
@@ -72,20 +72,20 @@ def match_any(w: Warp, m: int, a: Value, membermask: Value) -> Value:
 
 @warp("match.all.sync.type d|p, a, membermask", {"a": "type"}, type="b32 b64", converge="membermask")
 def match_all(w: Warp, m: int, a: Value, membermask: Value) -> tuple[int, int]:
-    """PTX 'Parallel Synchronization and Communication Instructions: match.sync'.  Whether all have the same value."""
+    """PTX 'match.sync'.  Whether all have the same value."""
     same = whole(a) or pack(a == a[first(m)]) & m == m
     return (m, FULL) if same else (0, 0)
 
 
 @warp("activemask.b32 d")
 def activemask(w: Warp, m: int) -> int:
-    """PTX 'Parallel Synchronization and Communication Instructions: activemask'."""
+    """PTX 'activemask'."""
     return m
 
 
 @warp("elect.sync d|p, membermask", converge="membermask")
 def elect(w: Warp, m: int, membermask: Value) -> tuple[int, int]:
-    """PTX 'Parallel Synchronization and Communication Instructions: elect.sync'.  The lowest lane leads."""
+    """PTX 'elect.sync'.  The lowest lane leads."""
     leader = first(m)
     return leader, (FULL if m == 1 << leader else 1 << leader)
 
@@ -103,14 +103,14 @@ _REDUCE: dict[str, Callable[[Any], Any]] = {
 @warp("redux.sync.op.type d, a, membermask", {"a": "type"}, op="add min max", type="u32 s32", converge="membermask")
 @warp("redux.sync.op.type d, a, membermask", {"a": "type"}, op="and or xor", type="b32", converge="membermask")
 def redux(w: Warp, m: int, a: Value, membermask: Value, *, op: str, type: str) -> int:
-    """PTX 'Parallel Synchronization and Communication Instructions: redux.sync'."""
+    """PTX 'redux.sync'."""
     values = _members(a, m).view(np.int32 if is_signed(type) else np.uint32)
     return int(_REDUCE[op](values)) & 0xFFFFFFFF
 
 
 @warp("redux.sync.op{.abs}{.NaN}.f32 d, a, membermask", {"a": "f32"}, op="min max", converge="membermask")
 def redux_float(w: Warp, m: int, a: Value, membermask: Value, *, op: str, abs: bool, NaN: bool) -> int:
-    """PTX 'Parallel Synchronization and Communication Instructions: redux.sync'."""
+    """PTX 'redux.sync'."""
     values = _members(a, m).view(np.float32)
     values = np.abs(values) if abs else values
     if np.isnan(values).all() or (NaN and np.isnan(values).any()):

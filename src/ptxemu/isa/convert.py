@@ -1,4 +1,4 @@
-"""PTX 'Data Movement and Conversion Instructions: cvt'."""
+"""PTX 'cvt'."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _limits(kind: str) -> tuple[int, int]:
 
 @lanes("cvt{.sat}.dtype.atype d, a", {"d": "dtype", "a": "atype"}, dtype=INTEGERS, atype=INTEGERS)
 def integer(a: Value, *, sat: bool, dtype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Between integers: extends, cuts off, or saturates."""
+    """PTX 'cvt'.  Between integers: extends, cuts off, or saturates."""
     if not sat:
         return a
     low, high = _limits(dtype)
@@ -55,7 +55,7 @@ def integer(a: Value, *, sat: bool, dtype: str) -> Value:
     atype=FLOATS,
 )
 def to_integer(a: Value, *, irnd: str, dtype: str, atype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Float to integer: always saturates; NaN gives 0."""
+    """PTX 'cvt'.  Float to integer: always saturates; NaN gives 0."""
     values = _INTEGRAL[irnd](_value(a, atype))
     low, high = _limits(dtype)
     word: Any = np.int64 if is_signed(dtype) else np.uint64
@@ -73,7 +73,7 @@ def to_integer(a: Value, *, irnd: str, dtype: str, atype: str) -> Value:
     atype=INTEGERS,
 )
 def from_integer(a: Value, *, rnd: str, sat: bool, dtype: str, atype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Integer to float."""
+    """PTX 'cvt'.  Integer to float."""
     if bits_of(atype) == 64 and dtype == "f32" and rnd == "rn":
         result = a.astype(np.float32)  # in one rounding, which a double between would not be
         return np.clip(result, 0, 1) if sat else result
@@ -116,7 +116,7 @@ def to_float(
     dtype: str = "tf32",
     atype: str = "f32",
 ) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Float to float, or to an integral value of the type."""
+    """PTX 'cvt'.  Float to float, or to an integral value of the type."""
     values = _value(a, atype)
     if ftz:
         values = np.where(np.abs(values) < 2.0**-126, np.copysign(0.0, values), values)
@@ -137,7 +137,7 @@ def to_float(
     dtype="f16x2 bf16x2",
 )
 def to_half_pair(a: Value, b: Value, *, rnd: str, relu: bool, satfinite: bool, dtype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two f32 to a pair, a in the upper half."""
+    """PTX 'cvt'.  Two f32 to a pair, a in the upper half."""
     pair = np.empty((max(a.size, b.size), 2), np.float32)
     pair[:, 0], pair[:, 1] = b, a
     if rnd == "rn" and not relu and not satfinite:
@@ -183,7 +183,7 @@ def _scales(scale: Value | None) -> tuple[Value, Value]:
 
 @lanes("cvt.rn.satfinite{.relu}.dtype.f32 d, a, b", {"d": "dtype", "a": "f32", "b": "f32"}, dtype=f"{PACKED8} e2m1x2")
 def to_small_pair(a: Value, b: Value, *, relu: bool, dtype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two f32 to a pair of FP8, FP6 or FP4, a in the upper half."""
+    """PTX 'cvt'.  Two f32 to a pair of FP8, FP6 or FP4, a in the upper half."""
     form = numerics.FORMATS[dtype[:-2]]
     high, low = (numerics.encode(form, x, "rn", True, relu) for x in np.broadcast_arrays(a, b))
     return _pack8(high, low, 4 if dtype == "e2m1x2" else 8)
@@ -196,7 +196,7 @@ def to_small_pair(a: Value, b: Value, *, relu: bool, dtype: str) -> Value:
     atype="f16x2 bf16x2",
 )
 def small_from_half(a: Value, *, relu: bool, dtype: str, atype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  A pair of halves to a pair of FP8, FP6 or FP4."""
+    """PTX 'cvt'.  A pair of halves to a pair of FP8, FP6 or FP4."""
     form = numerics.FORMATS[dtype[:-2]]
     high, low = (numerics.encode(form, x, "rn", True, relu) for x in _halves(a, atype))
     return _pack8(high, low, 4 if dtype == "e2m1x2" else 8)
@@ -204,7 +204,7 @@ def small_from_half(a: Value, *, relu: bool, dtype: str, atype: str) -> Value:
 
 @lanes("cvt.rn{.relu}.f16x2.atype d, a", {"d": "b32", "a": "atype"}, atype=f"{PACKED8} e2m1x2")
 def half_from_small(a: Value, *, relu: bool, atype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  A pair of FP8, FP6 or FP4 to a pair of f16, exactly."""
+    """PTX 'cvt'.  A pair of FP8, FP6 or FP4 to a pair of f16, exactly."""
     return _pair(*_halves(a, atype), "f16x2", relu=relu)
 
 
@@ -219,7 +219,7 @@ def half_from_small(a: Value, *, relu: bool, atype: str) -> Value:
     atype="s2f6x2",
 )
 def bf16_from_small(a: Value, scale: Value = None, *, relu: bool, satfinite: bool, atype: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  A pair of small numbers to bf16, times two ue8m0 scales."""
+    """PTX 'cvt'.  A pair of small numbers to bf16, times two ue8m0 scales."""
     upper, lower = _halves(a, atype)
     scale_upper, scale_lower = _scales(scale)
     return _pair(upper * scale_upper, lower * scale_lower, "bf16x2", satfinite, relu)
@@ -227,20 +227,22 @@ def bf16_from_small(a: Value, scale: Value = None, *, relu: bool, satfinite: boo
 
 @lanes("cvt.rn.bf16x2.ue8m0x2 d, a", {"d": "b32", "a": "ue8m0x2"})
 def bf16_from_scales(a: Value) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two ue8m0 scales to bf16."""
+    """PTX 'cvt'.  Two ue8m0 scales to bf16."""
     return _pair(*_halves(a, "ue8m0x2"), "bf16x2")
 
 
 @lanes("cvt.rnd{.satfinite}.ue8m0x2.f32 d, a, b", {"d": "ue8m0x2", "a": "f32", "b": "f32"}, rnd="rz rp")
 def scales_from_f32(a: Value, b: Value, *, rnd: str, satfinite: bool) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two f32 to ue8m0 scales, a in the upper half."""
-    return _pack8(*(numerics.encode_ue8m0(x, rnd, satfinite) for x in np.broadcast_arrays(a, b)))
+    """PTX 'cvt'.  Two f32 to ue8m0 scales, a in the upper half."""
+    upper, lower = (numerics.encode_ue8m0(x, rnd, satfinite) for x in np.broadcast_arrays(a, b))
+    return _pack8(upper, lower)
 
 
 @lanes("cvt.rnd{.satfinite}.ue8m0x2.bf16x2 d, a", {"d": "ue8m0x2", "a": "bf16x2"}, rnd="rz rp")
 def scales_from_bf16(a: Value, *, rnd: str, satfinite: bool) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two bf16 to ue8m0 scales."""
-    return _pack8(*(numerics.encode_ue8m0(x, rnd, satfinite) for x in _halves(a, "bf16x2")))
+    """PTX 'cvt'.  Two bf16 to ue8m0 scales."""
+    upper, lower = (numerics.encode_ue8m0(x, rnd, satfinite) for x in _halves(a, "bf16x2"))
+    return _pack8(upper, lower)
 
 
 @lanes(
@@ -248,7 +250,7 @@ def scales_from_bf16(a: Value, *, rnd: str, satfinite: bool) -> Value:
     {"d": "s2f6x2", "a": "f32", "b": "f32", "scale": "b16"},
 )
 def s2f6_from_f32(a: Value, b: Value, scale: Value = None, *, relu: bool) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two f32, over two scales, to s2f6."""
+    """PTX 'cvt'.  Two f32, over two scales, to s2f6."""
     upper, lower = np.broadcast_arrays(a, b)
     return _s2f6(upper.astype(np.float64), lower.astype(np.float64), scale, relu)
 
@@ -258,7 +260,7 @@ def s2f6_from_f32(a: Value, b: Value, scale: Value = None, *, relu: bool) -> Val
     {"d": "s2f6x2", "a": "bf16x2", "scale": "b16"},
 )
 def s2f6_from_bf16(a: Value, scale: Value = None, *, relu: bool) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvt'.  Two bf16, over two scales, to s2f6."""
+    """PTX 'cvt'.  Two bf16, over two scales, to s2f6."""
     return _s2f6(*_halves(a, "bf16x2"), scale, relu)
 
 

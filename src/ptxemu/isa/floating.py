@@ -6,6 +6,7 @@ type: it arrives as bits.  Approximate instructions give the correctly rounded r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -140,7 +141,7 @@ def _fma_exact(a: float, b: float, c: float) -> float:
     try:
         return float(exact)
     except OverflowError:
-        return float(np.copysign(np.inf, exact))
+        return math.inf if exact > 0 else -math.inf
 
 
 # bf16

@@ -71,7 +71,12 @@ def mad_lo(a: Value, b: Value, c: Value) -> Value:
 @lanes("mad.hi.type d, a, b, c", type=INT16_32_64)
 def mad_hi(a: Value, b: Value, c: Value, *, type: str) -> Value:
     """PTX 'Integer Arithmetic Instructions: mad'.  The high half of a * b, plus c."""
+    if type[1:] == "64":
+        return _mad_hi_64(a, b, c)
     return mul_hi(a, b, type=type) + c
+
+
+_mad_hi_64 = lifted(lambda a, b, c: (a * b >> 64) + c)
 
 
 @lanes("mad.wide.u16 d, a, b, c", {"d": "u32", "a": "u16", "b": "u16", "c": "u32"})

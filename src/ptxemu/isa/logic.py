@@ -55,7 +55,7 @@ def lop3(a: Value, b: Value, c: Value, table: Value) -> Value:
 
 @lanes("shf.way.mode.b32 d, a, b, c", "b32", way="l r", mode="clamp wrap")
 def shf(a: Value, b: Value, c: Value, *, way: str, mode: str) -> Value:
-    """PTX 'Logic and Shift Instructions: shf'.  The 64 bits b:a shifted; the high word of a left shift, else the low."""
+    """PTX 'Logic and Shift Instructions: shf'.  b:a shifted; the high word of a left shift, else the low."""
     if not whole(c):
         c = c.astype(np.uint64)
     count = c & 31 if mode == "wrap" else choose(c > 32, 32, c)
@@ -83,7 +83,7 @@ def shl(a: Value, b: Value, *, type: str) -> Value:
 
 @lanes("shr.type d, a, b", {"b": "u32"}, type="b16 b32 b64 u16 u32 u64 s16 s32 s64")
 def shr(a: Value, b: Value, *, type: str) -> Value:
-    """PTX 'Logic and Shift Instructions: shr'.  Fills with the sign of signed types; counts beyond the width fill all."""
+    """PTX 'Logic and Shift Instructions: shr'.  Fills with the sign of signed types."""
     bits = int(type[1:])
     if type_is_int(b):
         if b < bits:

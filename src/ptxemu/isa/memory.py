@@ -35,7 +35,7 @@ CACHES = {"cop": CACHE, "l1": L1, "l2": L2}
 )
 @warp("ldu{.ss}{.vec}.type d, [a]", ss="global", vec="v2 v4", type=TYPES)
 def ld(w: Warp, m: int, a: Value, *, ss: str | None, vec: str | None, type: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: ld'.  Caches are not modelled, so their hints do nothing."""
+    """PTX 'ld'.  Caches are not modelled, so their hints do nothing."""
     space, address = w.space(ss or "", a, m)
     count = int(vec[1:]) if vec else 1
     if type == "b128":
@@ -56,7 +56,7 @@ def ld(w: Warp, m: int, a: Value, *, ss: str | None, vec: str | None, type: str)
     **CACHES,
 )
 def st(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, vec: str | None, type: str) -> None:
-    """PTX 'Data Movement and Conversion Instructions: st'.  Caches are not modelled, so their hints do nothing."""
+    """PTX 'st'.  Caches are not modelled, so their hints do nothing."""
     space, address = w.space(ss or "", a, m)
     values = list(b) if vec else [b]
     if type == "b128":
@@ -75,7 +75,7 @@ def _narrow(value: Value, bits: int) -> Value:
 @warp("prefetchu.L1 [a]")
 @warp("applypriority{.global}.L2::evict_normal [a], size")
 def prefetch(w: Warp, m: int) -> None:
-    """PTX 'Data Movement and Conversion Instructions: prefetch, prefetchu'.  Caches are not modelled: nothing happens."""
+    """PTX 'prefetch, prefetchu'.  Caches are not modelled: nothing happens."""
 
 
 @warp(
@@ -90,7 +90,7 @@ def prefetch(w: Warp, m: int) -> None:
 )
 @warp("createpolicy.cvt.L2.b64 policy, a")
 def createpolicy(w: Warp, m: int) -> int:
-    """PTX 'Data Movement and Conversion Instructions: createpolicy'.  Caches are not modelled: a policy is 0."""
+    """PTX 'createpolicy'.  Caches are not modelled: a policy is 0."""
     return 0
 
 
@@ -180,7 +180,7 @@ HALVES = "f16 f16x2 bf16 bf16x2"
     type=HALVES,
 )
 def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> Value:
-    """PTX 'Parallel Synchronization and Communication Instructions: atom'.  Returns the old value."""
+    """PTX 'atom'.  Returns the old value."""
     return _atomic(w, m, a, ss, type, lambda lane, old: _result(op, type, old, w.lane(b, lane)))
 
 
@@ -193,7 +193,7 @@ def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: 
     type="b16 b32 b64 u32 u64 s32 s64",
 )
 def cas(w: Warp, m: int, a: Value, b: Value, c: Value, *, ss: str | None, type: str) -> Value:
-    """PTX 'Parallel Synchronization and Communication Instructions: atom'.  Writes c where memory holds b."""
+    """PTX 'atom'.  Writes c where memory holds b."""
     return _atomic(w, m, a, ss, type, lambda lane, old: w.lane(c, lane) if old == w.lane(b, lane) else old)
 
 
@@ -216,7 +216,7 @@ def cas(w: Warp, m: int, a: Value, b: Value, c: Value, *, ss: str | None, type: 
     type=HALVES,
 )
 def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> None:
-    """PTX 'Parallel Synchronization and Communication Instructions: red'."""
+    """PTX 'red'."""
     _atomic(w, m, a, ss, type, lambda lane, old: _result(op, type, old, w.lane(b, lane)))
 
 
@@ -237,6 +237,6 @@ def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: s
     type=f"f32 {HALVES}",
 )
 def red_vector(w: Warp, m: int, a: Value, b: tuple[Value, ...], *, op: str, type: str) -> None:
-    """PTX 'Parallel Synchronization and Communication Instructions: red'.  Element by element."""
+    """PTX 'red'.  Element by element."""
     for i, element in enumerate(b):
         red(w, m, a + i * (bits_of(type) // 8), element, ss="global", op=op, type=type)

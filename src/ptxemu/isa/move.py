@@ -18,19 +18,13 @@ from ptxemu.machine.warp import Warp
 @lanes("mov.f32 d, a", "b32")
 @lanes("mov.f64 d, a", "b64")
 def mov(a: Value) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: mov'.  d = a."""
-    return a
-
-
-@warp("mov.b128 d, a")
-def mov_b128(w: Warp, m: int, a: Value) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: mov'.  d = a, of 128 bits; also packs from or into a vector."""
+    """PTX 'mov'.  d = a."""
     return a
 
 
 @warp("mov.b128 <d>, a")
 def unpack_128(w: Warp, m: int, a: Value, *, parts: int) -> list[Value]:
-    """PTX 'Data Movement and Conversion Instructions: mov'.  128 bits to the elements of a vector, low ones first."""
+    """PTX 'mov'.  128 bits to the elements of a vector, low ones first."""
     low, high = a or (0, 0)
     return (
         [low, high] if parts == 2 else unpack(w, m, low, type="b64", parts=2) + unpack(w, m, high, type="b64", parts=2)
@@ -39,13 +33,19 @@ def unpack_128(w: Warp, m: int, a: Value, *, parts: int) -> list[Value]:
 
 @warp("mov.b128 d, <a>")
 def pack_128(w: Warp, m: int, a: tuple[Value, ...]) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: mov'.  The elements of a vector to 128 bits, low ones first."""
+    """PTX 'mov'.  The elements of a vector to 128 bits, low ones first."""
     return a if len(a) == 2 else (pack_bits(w, m, a[:2], type="b64"), pack_bits(w, m, a[2:], type="b64"))
+
+
+@warp("mov.b128 d, a")
+def mov_b128(w: Warp, m: int, a: Value) -> Value:
+    """PTX 'mov'.  d = a, of 128 bits; also packs from or into a vector."""
+    return a
 
 
 @warp("mov.type <d>, a", {"a": "type"}, type="b16 b32 b64")
 def unpack(w: Warp, m: int, a: Value, *, type: str, parts: int) -> list[Value]:
-    """PTX 'Data Movement and Conversion Instructions: mov'.  A register to the elements of a vector, low ones first."""
+    """PTX 'mov'.  A register to the elements of a vector, low ones first."""
     bits = bits_of(type) // parts
     if whole(a):
         return [a >> bits * i & (1 << bits) - 1 for i in range(parts)]
@@ -54,7 +54,7 @@ def unpack(w: Warp, m: int, a: Value, *, type: str, parts: int) -> list[Value]:
 
 @warp("mov.type d, <a>", type="b16 b32 b64")
 def pack_bits(w: Warp, m: int, a: tuple[Value, ...], *, type: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: mov'.  The elements of a vector to a register, low ones first."""
+    """PTX 'mov'.  The elements of a vector to a register, low ones first."""
     bits = bits_of(type) // len(a)
     if whole(*a):
         return sum((element & (1 << bits) - 1) << bits * i for i, element in enumerate(a))
@@ -66,13 +66,13 @@ def pack_bits(w: Warp, m: int, a: tuple[Value, ...], *, type: str) -> Value:
 
 @lanes("prmt.b32 d, a, b, c", "b32")
 def prmt(a: Value, b: Value, c: Value) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: prmt'.  Four bytes of b:a, chosen by c's nibbles; bit 3 of a
+    """PTX 'prmt'.  Four bytes of b:a, chosen by c's nibbles; bit 3 of a
     nibble takes the byte's sign instead."""
     if whole(c) and not whole(a, b):
         table = np.empty((LANES, 8), np.uint8)
         for place, word in ((0, a), (4, b)):
             table[:, place : place + 4] = np.full(1, word, np.uint32).view(np.uint8) if whole(word) else _bytes(word)
-        picked = table[:, _columns(c)]
+        picked = np.take(table, _columns(c), axis=1)
         for i in range(4):
             if c >> 4 * i & 8:
                 picked[:, i] = (picked[:, i].view(np.int8) >> 7).view(np.uint8)
@@ -102,7 +102,7 @@ def _prmt(a: int, b: int, c: int) -> int:
 
 @lanes("prmt.b32.mode d, a, b, c", "b32", mode="f4e b4e rc8 ecl ecr rc16")
 def prmt_mode(a: Value, b: Value, c: Value, *, mode: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: prmt'.  The byte orders that have names; c's low two bits
+    """PTX 'prmt'.  The byte orders that have names; c's low two bits
     choose one."""
     return _prmt_mode(a, b, c, mode=mode)
 
@@ -124,20 +124,20 @@ def _prmt_mode(a: int, b: int, c: int, *, mode: str) -> int:
 
 @warp("cvta.space.u64 d, a", space="shared shared::cta shared::cluster local")
 def cvta(w: Warp, m: int, a: Value, *, space: str) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvta'.  The generic address of one in a space."""
+    """PTX 'cvta'.  The generic address of one in a space."""
     window = LOCAL_WINDOW if space == "local" else SHARED_WINDOW
     return a + window if whole(a) else a.astype(np.uint64) + np.uint64(window)
 
 
 @warp("cvta{.to}.space.u64 d, a", space="global const param param::entry param::func")
 def cvta_same(w: Warp, m: int, a: Value) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvta'.  Global, constant and parameter addresses are generic."""
+    """PTX 'cvta'.  Global, constant and parameter addresses are generic."""
     return a
 
 
 @warp("cvta.to.space.u64 d, a", space="shared shared::cta shared::cluster local")
 def cvta_to(w: Warp, m: int, a: Value) -> Value:
-    """PTX 'Data Movement and Conversion Instructions: cvta'.  The address in a space of a generic one."""
+    """PTX 'cvta'.  The address in a space of a generic one."""
     return a & 0xFFFFFFFF if whole(a) else a & np.uint64(0xFFFFFFFF)
 
 
@@ -147,7 +147,7 @@ def cvta_to(w: Warp, m: int, a: Value) -> Value:
     space="global const local shared shared::cta shared::cluster param param::entry",
 )
 def isspacep(w: Warp, m: int, a: Value, *, space: str) -> int:
-    """PTX 'Data Movement and Conversion Instructions: isspacep'.  Whether a generic address lies in a space."""
+    """PTX 'isspacep'.  Whether a generic address lies in a space."""
     window = {"local": LOCAL_WINDOW, "shared": SHARED_WINDOW}.get(space.partition("::")[0], 0) >> 56
     address = np.full(LANES, a, np.uint64) if whole(a) else a
     inside = (address >> np.uint64(56)) == window

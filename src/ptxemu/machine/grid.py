@@ -71,7 +71,7 @@ class Grid:
         self.random.shuffle(self.pending)  # no order of starting is promised
 
     def _places(self, preferred: Shape, fallback: Shape) -> list[tuple[Shape, Shape]]:
-        """Every cluster's first CTA and shape.  Both shapes may coexist, so a seeded half of those that fit is split."""
+        """Every cluster's first CTA and shape.  Both shapes may coexist: a seeded half of those that fit is split."""
         places = []
         steps = [range(0, size, step) for size, step in zip(self.shape, preferred, strict=True)]
         for origin in ((x, y, z) for z in steps[2] for y in steps[1] for x in steps[0]):

@@ -115,16 +115,7 @@ class Space:
         if self.watch is not None:
             self.watch.access(self, address, nbytes, mask, False, "generic", actor)
         if type(address) is int:
-            region = self.find(address, address + nbytes)
-            start = address - region.base
-            if address % nbytes:
-                raise self.misaligned(address, nbytes)
-            if start % width:
-                values: list[Any] = region.data[start : start + nbytes].view(UNSIGNED[width]).tolist()
-                return values
-            start //= width
-            values = region.words(width)[start : start + count].tolist()
-            return values
+            return self._load_one(address, width, count)
         region, index = self._locate(address, nbytes, mask)
         if region is None:
             return self._load_slow(address, width, count, mask)
@@ -146,14 +137,7 @@ class Space:
         if self.watch is not None:
             self.watch.access(self, address, nbytes, mask, True, "generic", actor)
         if type(address) is int:
-            lane = mask.bit_length() - 1
-            region = self.find(address, address + nbytes)
-            if address % nbytes:
-                raise self.misaligned(address, nbytes)
-            start = address - region.base
-            data = np.array([v if type(v) is int else int(v[lane]) for v in values], UNSIGNED[width])
-            region.data[start : start + nbytes] = data.view(np.uint8)
-            return
+            return self._store_one(address, values, width, mask.bit_length() - 1)
         region, index = self._locate(address, nbytes, mask)
         if region is None:
             return self._store_slow(address, values, width, mask)
@@ -170,6 +154,27 @@ class Space:
             region.rows(width, count)[index // nbytes] = table[keep]
         else:
             region.data[index[:, None] + np.arange(nbytes)] = table[keep].view(np.uint8)
+
+    def _load_one(self, address: int, width: int, count: int) -> list[Any]:
+        nbytes = width * count
+        region = self.find(address, address + nbytes)
+        if address % nbytes:
+            raise self.misaligned(address, nbytes)
+        start = address - region.base
+        if start % width:  # host memory may start anywhere
+            words: list[Any] = region.data[start : start + nbytes].view(UNSIGNED[width]).tolist()
+        else:
+            words = region.words(width)[start // width : start // width + count].tolist()
+        return words
+
+    def _store_one(self, address: int, values: list[Any], width: int, lane: int) -> None:
+        nbytes = width * len(values)
+        region = self.find(address, address + nbytes)
+        if address % nbytes:
+            raise self.misaligned(address, nbytes)
+        start = address - region.base
+        data = np.array([v if type(v) is int else int(v[lane]) for v in values], UNSIGNED[width])
+        region.data[start : start + nbytes] = data.view(np.uint8)
 
     def update(
         self, address: Any, width: int, mask: int, change: Callable[[int, int], int], actor: object = None

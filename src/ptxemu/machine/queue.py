@@ -104,14 +104,14 @@ class Queue:
             self.complete(self.free.pop(0))
         elif self.schedule == "random":
             while self.free and self.random.random() < 0.4:
-                self.__complete_any()
+                self._complete_any()
 
     def stalled(self) -> bool:
         """Called when no warp can go on: completes one operation; False when there is none."""
         if not self.free:
             return False
         if self.schedule == "random":
-            self.__complete_any()
+            self._complete_any()
         else:
             self.complete(self.free.pop(0))
         return True

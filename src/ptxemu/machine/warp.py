@@ -9,7 +9,7 @@ import numpy as np
 
 from ptxemu.errors import MemoryFault
 from ptxemu.machine.lanes import FULL, first, lanes, merge
-from ptxemu.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, LocalMemory, Space
+from ptxemu.machine.memory import SHARED_WINDOW, LocalMemory, Space
 from ptxemu.machine.signal import Wait
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ class Warp:
 
     def _resume(self, group: Group) -> Block | None:
         """Goes on with a blocking instruction: the next block, or None when it waits."""
-        assert group.steps is not None and group.finish is not None
+        assert group.steps is not None
+        assert group.finish is not None
         try:
             wait = next(group.steps)
             while wait.ready():

@@ -6,7 +6,7 @@ Names of registers and labels are unique within a function: the parser renames t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 __all__ = [
     "Address",
@@ -95,7 +95,7 @@ class Sink:
     """`_`: a result that nobody wants."""
 
 
-Operand = Union[Register, Special, Immediate, Symbol, Label, Vector, Pair, Address, Sink]
+Operand: TypeAlias = "Register | Special | Immediate | Symbol | Label | Vector | Pair | Address | Sink"
 
 
 @dataclass(frozen=True)

@@ -446,7 +446,7 @@ class _Parser:
         return found
 
     def operands(self, close: str) -> tuple[Operand, ...]:
-        found = []
+        found: list[Operand] = []
         while not self.accept(close):
             if found:
                 self.expect(",")
