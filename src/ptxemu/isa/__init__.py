@@ -18,6 +18,8 @@ CHAPTERS = (
     "sync",
     "cp_async",
     "matrix",
+    "bulk",
+    "tcgen05",
 )
 
 for _chapter in CHAPTERS:

@@ -49,6 +49,7 @@ class TensorMemory(Signal):
         self.allocations: dict[int, int] = {}  # first column -> columns
         self.largest = COLUMNS  # what the next allocation may take at most
         self.permit = True
+        self.group: int | None = None  # the cta_group that the CTA uses
         self.pair = Pair()  # the even CTA's serves both CTAs of a pair
         self.watch: TensorWatch | None = None
 
