@@ -80,6 +80,7 @@ class _Artifacts:
         def apply_and_keep(options: Any, envar: Any, function_name: str) -> None:
             from cutlass.base_dsl.compiler import DumpDir, KeepCUBIN, KeepPTX
 
+            self.restore()
             self._set(options.options[KeepPTX], True)
             self._set(options.options[KeepCUBIN], True)
             if not options.options[DumpDir].value:
@@ -94,7 +95,6 @@ class _Artifacts:
             ptx, cubin = Path(dsl.compile_options.full_ptx_path), Path(dsl.compile_options.full_cubin_path)
             if ptx.exists() and cubin.exists():  # a host function without kernels makes neither
                 self.bridge.add_ptx(ptx.read_text(), cubin.read_bytes())
-            self.restore()
             return result
 
         return compile_and_hand_over
