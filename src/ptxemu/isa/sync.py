@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ptxemu.errors import LaunchError, MemoryFault
 from ptxemu.isa.engine import Value, warp
 from ptxemu.isa.mbarrier import barrier_at
-from ptxemu.isa.operands import each
+from ptxemu.isa.operands import each, per_lane
 from ptxemu.machine.lanes import FULL, lanes
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Wait
@@ -197,11 +197,15 @@ def first_ctaid_axis(w: Warp, m: int, response: Value, *, which: str) -> Value:
 
 
 def _first(w: Warp, m: int, response: Value, axis: str) -> Value:
+    """Of a request that failed, a number that no index has: programs read it and do not use it."""
     lower, upper = response
-    if any(not number & CANCELED for _, number in each(w, m, upper)):
-        raise MemoryFault(f"{w.name}: get_first_ctaid of a request that failed")
-    word = {"x": lower, "y": lower >> 32, "z": upper}[axis]
-    return word & 0x7FFFFFFF if type(word) is int else (word & 0x7FFFFFFF).astype("u4")
+    words = {"x": lower, "y": _shifted(lower), "z": upper}
+    answers = each(w, m, upper, words[axis])
+    return per_lane([(g, word & 0x7FFFFFFF if up & CANCELED else 0xFFFFFFFF) for g, up, word in answers], 32)
+
+
+def _shifted(word: Value) -> Value:
+    return word >> 32 if type(word) is int else word >> word.dtype.type(32)
 
 
 @warp("setmaxnreg.action.sync.aligned.u32 count", action="inc dec")
