@@ -41,7 +41,8 @@ def case(instruction: str, result: str, sources: str, want: Callable[..., Any]) 
 
 
 def kernel(instruction: str, result: str, sources: Sequence[str]) -> str:
-    """A kernel `out, a, b, ...: out[lane] = instruction of a[lane], b[lane], ...`; u32 `step` is 0 for uniform ones."""
+    """A kernel `out, a, b, ...: out[lane] = instruction of a[lane], b[lane], ...`; a clear bit i of `step` makes
+    operand i uniform."""
     names = "abce"[: len(sources)]
     text = [HEADER, ".visible .entry k(.param .u64 out, .param .u32 step"]
     text += [f", .param .u64 p_{name}" for name in names]
@@ -49,8 +50,9 @@ def kernel(instruction: str, result: str, sources: Sequence[str]) -> str:
     for name, kind in zip(("d", *names), (result, *sources), strict=True):
         bits = BITS[kind]
         text.append(f".reg .{'pred' if bits == 1 else f'b{max(bits, 16)}'} {name};\n")
-    text.append(".reg .b32 stride;\nld.param.u32 stride, [step];\nmul.lo.u32 stride, stride, lane;\n")
-    for name, kind in zip(names, sources, strict=True):
+    text.append(".reg .b32 steps, stride;\nld.param.u32 steps, [step];\n")
+    for index, (name, kind) in enumerate(zip(names, sources, strict=True)):
+        text.append(f"shr.u32 stride, steps, {index};\nand.b32 stride, stride, 1;\nmul.lo.u32 stride, stride, lane;\n")
         bits = BITS[kind]
         size = WORD[bits]().itemsize
         text.append(f"ld.param.u64 base, [p_{name}];\nmad.wide.u32 at, stride, {size}, base;\n")
@@ -67,13 +69,13 @@ def kernel(instruction: str, result: str, sources: Sequence[str]) -> str:
     return "".join([*text, "ret;\n}\n"])
 
 
-def execute(instruction: str, result: str, *operands: tuple[str, Any], uniform: bool = False) -> np.ndarray:
-    """The instruction's result, bits (32,), for operands given as (type, bits of 32 lanes); uniform: all lanes use the
-    first element."""
+def execute(instruction: str, result: str, *operands: tuple[str, Any], uniform: int = 0) -> np.ndarray:
+    """The instruction's result, bits (32,), for operands given as (type, bits of 32 lanes).  uniform: a bit for each
+    operand of which all lanes use the first element."""
     out = np.zeros(32, WORD[BITS[result]])
     arrays = [np.array(bits, WORD[BITS[kind]]) for kind, bits in operands]
     text = kernel(instruction, result, [kind for kind, _ in operands])
-    _device.launch(text, args=[out, 0 if uniform else 1, *arrays])
+    _device.launch(text, args=[out, ~uniform, *arrays])
     return out
 
 
@@ -92,10 +94,18 @@ def check(each: Case, samples: Sequence[Sequence[int]]) -> None:
         assert same(each.result, int(got[lane]), want[lane]), (
             f"{each}, lane {lane}: {shown} gave {got[lane]:#x}, not {want[lane]:#x}"
         )
-    for lane in range(0, 32, 5):
-        once = [[column[lane]] * 32 for column in samples]
-        got = execute(each.instruction, each.result, *zip(each.sources, once, strict=True), uniform=True)
-        assert all(same(each.result, int(x), want[lane]) for x in got), f"{each}, uniform {[hex(c[0]) for c in once]}"
+    every = (1 << len(samples)) - 1
+    for lane, uniform in zip(range(0, 32, 5), (every, every, every, *range(1, every)), strict=False):
+        once = [[c[lane]] * 32 if uniform >> i & 1 else c for i, c in enumerate(samples)]
+        got = execute(each.instruction, each.result, *zip(each.sources, once, strict=True), uniform=uniform)
+        rows = zip(*once, strict=True)
+        want = [
+            encode(each.result, each.want(*(decode_number(k, x) for k, x in zip(each.sources, row, strict=True))))
+            for row in rows
+        ]
+        assert all(same(each.result, int(x), y) for x, y in zip(got, want, strict=True)), (
+            f"{each}, uniform {uniform:b}, {once}"
+        )
 
 
 def same(kind: str, got: int, want: int) -> bool:

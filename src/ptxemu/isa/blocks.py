@@ -42,6 +42,13 @@ class Plan:
         """The blocking instruction, when that is what the block is."""
         return self.body[0] if self.body and self.body[0].form.blocking else None
 
+    def operands(self) -> Iterator[Operand | None]:
+        """Every operand of its instructions and of its jump."""
+        for found in self.body:
+            yield from (*found.sources, *found.results, found.instruction.guard)
+        if self.jump is not None:
+            yield from (self.jump.guard, self.jump.index)
+
     def successors(self, count: int) -> list[int]:
         following = [self.index + 1] if self.index + 1 < count else []
         if self.jump is None:

@@ -8,7 +8,7 @@ A form is one line of the manual's syntax with the function that carries it out:
 In the opcode, `.name` is a choice when a keyword argument of that name lists its values, and literal text otherwise;
 `{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector and
 `d|p` two results.
-Operands that the function does not take are its results, in order.  A choice, or an optional literal, reaches the
+Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or an optional literal, reaches the
 function when it has a keyword-only parameter of that name (`::` becomes `_`).
 
 Three decorators, by what the function needs:
@@ -269,7 +269,7 @@ def decode(instruction: Instruction) -> Decoded:
             if bound is not None and form.kind == "lanes" and any(isinstance(o, Vector) for o in bound.values()):
                 continue
             if bound is not None:
-                results = tuple(n for slot in variant for n in slot.names if n not in form.sources)
+                results = _results(variant, form.sources)
                 return Decoded(
                     instruction,
                     form,
@@ -282,6 +282,16 @@ def decode(instruction: Instruction) -> Decoded:
         f"line {instruction.line}: unknown instruction `{instruction.text}`; the nearest known form is "
         f"`{nearest(instruction.opcode)}`"
     )
+
+
+def _results(variant: tuple[Slot, ...], sources: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the results: what comes before the first operand that the function takes, or an address."""
+    names = []
+    for slot in variant:
+        if slot.shape == "address" or slot.names[0] in sources:
+            break
+        names += slot.names
+    return tuple(names)
 
 
 def _bind(variant: tuple[Slot, ...], operands: tuple[Operand, ...]) -> dict[str, Operand] | None:

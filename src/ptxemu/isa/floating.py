@@ -122,7 +122,7 @@ def fma(a: Value, b: Value, c: Value, *, rnd: str, ftz: bool, sat: bool, relu: b
 
 
 def _relu(result: Value) -> Value:
-    return np.where(result < 0, result.dtype.type(0), result)
+    return np.where((result > 0) | np.isnan(result), result, result.dtype.type(0))
 
 
 @lanes("fma.rn.f64 d, a, b, c", "f64")

@@ -152,8 +152,9 @@ class _Generator:
     def block(self, p: Plan, count: int) -> None:
         self.line = p.body[0].instruction.line if p.body else p.jump.line if p.jump else 0
         self.emit(f"def block_{p.index}(w, R, m):")
-        for index in range(len(self.names)):
-            if p.live_in >> index & 1 and self._used(p, index):
+        used = {r.name for operand in p.operands() for r in registers_in(operand)}
+        for index in sorted(self.numbers[name] for name in used):
+            if p.live_in >> index & 1:
                 self.emit(f"    r{index} = R[{index}]")
         if p.alone is not None:
             return self.blocking(p, p.alone)
@@ -167,15 +168,6 @@ class _Generator:
             self.emit(f"    return B{p.index + 1}")
         else:
             self.jump(p, p.jump)
-
-    def _used(self, p: Plan, index: int) -> bool:
-        name = self.names[index]
-        operands: list[Operand | None] = []
-        for found in p.body:
-            operands += [*found.sources, *found.results, found.instruction.guard]
-        if p.jump is not None:
-            operands += [p.jump.guard, p.jump.index]
-        return any(register.name == name for operand in operands for register in registers_in(operand))
 
     def flush(self, p: Plan) -> None:
         """Writes back what later blocks read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -78,18 +78,18 @@ def prefetch(w: Warp, m: int) -> None:
     """PTX 'prefetch, prefetchu'.  Caches are not modelled: nothing happens."""
 
 
-@warp(
-    "createpolicy.fractional.first{.second}.b64 policy{, fraction}",
-    first=L2 + " L2::evict_unchanged",
-    second=L2 + " L2::evict_unchanged",
-)
-@warp(
-    "createpolicy.range{.global}.first{.second}.b64 policy, [a], primary, total",
-    first=L2,
-    second=L2 + " L2::evict_unchanged",
-)
-@warp("createpolicy.cvt.L2.b64 policy, a")
-def createpolicy(w: Warp, m: int) -> int:
+KEEP = L2 + " L2::evict_unchanged"
+
+
+@warp("createpolicy.fractional.first{.second}.b64 policy{, fraction}", first=KEEP, second=KEEP)
+@warp("createpolicy.cvt.L2.b64 policy, fraction")
+def createpolicy(w: Warp, m: int, fraction: Value = None) -> int:
+    """PTX 'createpolicy'.  Caches are not modelled: a policy is 0."""
+    return 0
+
+
+@warp("createpolicy.range{.global}.first{.second}.b64 policy, [a], primary, total", first=L2, second=KEEP)
+def createpolicy_range(w: Warp, m: int, a: Value, primary: Value, total: Value) -> int:
     """PTX 'createpolicy'.  Caches are not modelled: a policy is 0."""
     return 0
 
@@ -156,28 +156,40 @@ def _atomic(w: Warp, m: int, a: Value, ss: str | None, type: str, change: Change
 
 
 ATOM_SPACES = "global shared shared::cta shared::cluster"
-ATOM_OPS = "and or xor exch add inc dec min max"
-ATOM_TYPES = "b32 b64 u32 u64 s32 s64 f32 f64"
 HALVES = "f16 f16x2 bf16 bf16x2"
+# Which operations there are for which types.
+GROUPS = (
+    ("and or xor", "b32 b64"),
+    ("add", "u32 u64 s32 f32 f64"),
+    ("inc dec", "u32"),
+    ("min max", "u32 u64 s32 s64"),
+)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _atomic_forms(opcode: str, operands: str, sem: str) -> Callable[[F], F]:
+    """The forms of atom or red."""
+
+    def register(function: F) -> F:
+        common = {"sem": sem, "scope": SCOPES, "ss": ATOM_SPACES}
+        head = f"{opcode}{{.sem}}{{.scope}}{{.ss}}.op"
+        for op, type in GROUPS:
+            warp(f"{head}{{.L2::cache_hint}}.type {operands}", {"b": "type"}, op=op, type=type, **common)(function)
+        halves = f"{head}.noftz{{.L2::cache_hint}}.type {operands}"
+        return warp(halves, {"b": "type"}, op="add min max", type=HALVES, **common)(function)
+
+    return register
+
+
+@_atomic_forms("atom", "d, [a], b{, policy}", "relaxed acquire release acq_rel")
 @warp(
     "atom{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type d, [a], b{, policy}",
     {"b": "type"},
     sem="relaxed acquire release acq_rel",
     scope=SCOPES,
     ss=ATOM_SPACES,
-    op=ATOM_OPS,
-    type=ATOM_TYPES,
-)
-@warp(
-    "atom{.sem}{.scope}{.ss}.op.noftz{.L2::cache_hint}.type d, [a], b{, policy}",
-    {"b": "type"},
-    sem="relaxed acquire release acq_rel",
-    scope=SCOPES,
-    ss=ATOM_SPACES,
-    op="add min max",
-    type=HALVES,
+    op="exch",
+    type="b32 b64",
 )
 def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> Value:
     """PTX 'atom'.  Returns the old value."""
@@ -190,33 +202,16 @@ def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: 
     sem="relaxed acquire release acq_rel",
     scope=SCOPES,
     ss=ATOM_SPACES,
-    type="b16 b32 b64 u32 u64 s32 s64",
+    type="b16 b32 b64",
 )
 def cas(w: Warp, m: int, a: Value, b: Value, c: Value, *, ss: str | None, type: str) -> Value:
-    """PTX 'atom'.  Writes c where memory holds b."""
+    """PTX 'atom'.  With .cas: writes c where memory holds b."""
     return _atomic(w, m, a, ss, type, lambda lane, old: w.lane(c, lane) if old == w.lane(b, lane) else old)
 
 
-@warp(
-    "red{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type [a], b{, policy}",
-    {"b": "type"},
-    sem="relaxed release",
-    scope=SCOPES,
-    ss=ATOM_SPACES,
-    op=ATOM_OPS,
-    type=ATOM_TYPES,
-)
-@warp(
-    "red{.sem}{.scope}{.ss}.op.noftz{.L2::cache_hint}.type [a], b{, policy}",
-    {"b": "type"},
-    sem="relaxed release",
-    scope=SCOPES,
-    ss=ATOM_SPACES,
-    op="add min max",
-    type=HALVES,
-)
+@_atomic_forms("red", "[a], b{, policy}", "relaxed release")
 def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> None:
-    """PTX 'red'."""
+    """PTX 'red'.  As atom, without the old value."""
     _atomic(w, m, a, ss, type, lambda lane, old: _result(op, type, old, w.lane(b, lane)))
 
 
@@ -229,7 +224,7 @@ def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: s
     type=f"f32 {HALVES}",
 )
 @warp(
-    "red{.sem}{.scope}{.global}{.vec}.op{.noftz}{.L2::cache_hint}.type [a], b{, policy}",
+    "red{.sem}{.scope}{.global}{.vec}.op{.noftz}{.L2::cache_hint}.type [a], <b>{, policy}",
     sem="relaxed release",
     scope=SCOPES,
     op="add min max",

@@ -86,11 +86,12 @@ def compose(
         return (bitwise := _bitwise(function)), bitwise
     names = [f"a{i}" for i in range(len(sources))]
     scope: dict[str, Any] = {"f": function, "np": np, "bools": bools, "pack": pack, "FULL": FULL, "widen": widen}
-    mixed = any(name == "pred" for name, _ in sources)
+    integral = all(_INTEGER.fullmatch(name) for name, _ in (*sources, result))
+    mixed = not integral or any(name == "pred" for name, _ in sources)
     vector = [_vector_in(a, *source, mixed, scope) for a, source in zip(names, sources, strict=True)]
     call = f"f({', '.join(vector)})"
     made_vector = eval(f"lambda {', '.join(names)}: {_vector_out(call, *result, scope)}", scope)
-    if not all(_INTEGER.fullmatch(name) for name, _ in (*sources, result)):
+    if not integral:
         return _through_arrays(made_vector, sources, result), made_vector
     scalar = [_scalar_in(a, *source) for a, source in zip(names, sources, strict=True)]
     call = f"f({', '.join(scalar)})"
@@ -138,7 +139,7 @@ def _scalar_out(call: str, name: str, width: int) -> str:
 
 
 def _vector_in(a: str, name: str, width: int, mixed: bool, scope: dict[str, Any]) -> str:
-    """mixed: the function also takes predicates, so ints have to become numpy scalars of the right type."""
+    """mixed: the function does not take ints among its arrays, so they become arrays of one element."""
     bits = bits_of(name)
     if name == "pred":
         return f"bools({a})"
