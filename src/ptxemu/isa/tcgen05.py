@@ -271,12 +271,13 @@ def copy(w: Warp, m: int, address: int, matrix: int, *, group: str, shape: str, 
 
 
 def _mma(w: Warp, m: int, kind: str, group: str, idesc: int, op: tc.Mma) -> None:
+    units = _units(w, group)
     kind = kind.removeprefix("kind::")
     found = MmaDescriptor.decode(kind, idesc, int(group[-1]))
     if not op.a_in_tmem:
         SharedMatrix.decode(op.a)
     SharedMatrix.decode(op.b)
-    _issue(w, m, functools.partial(tc.multiply, found, _units(w, group), op), f"tcgen05.mma.{kind}")
+    _issue(w, m, functools.partial(tc.multiply, found, units, op), f"tcgen05.mma.{kind}")
 
 
 def _predicate(p: int, m: int) -> bool:
