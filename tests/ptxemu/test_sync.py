@@ -49,8 +49,12 @@ def test_mapa_and_getctarank(form: str, rank_form: str) -> None:
 
 
 def test_mapa_to_a_cta_that_is_not_there() -> None:
-    with pytest.raises(ptxemu.MemoryFault, match="mapa to CTA 2 of a cluster of 2"):
-        run("mov.u32 r3, room;\n mapa.shared::cluster.u32 r4, r3, 2;", grid=2, cluster=2, block=1)
+    """The address may be computed, not used."""
+    body = "mov.u32 r3, room;\n mapa.shared::cluster.u32 r4, r3, r0;\n setp.lt.u32 p, r0, {};\n"
+    body += "@p st.shared::cluster.u32 [r4], r0;\n barrier.cluster.arrive;\n barrier.cluster.wait;\n"
+    run(body.format(2), grid=2, cluster=2)
+    with pytest.raises(ptxemu.MemoryFault, match="names CTA 2 of a cluster of 2"):
+        run(body.format(3), grid=2, cluster=2)
 
 
 FENCES = [

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ptxemu.errors import LaunchError, MemoryFault
-from ptxemu.isa.engine import Value, warp
+from ptxemu.isa.engine import Value, lanes, warp
 from ptxemu.isa.mbarrier import barrier_at
 from ptxemu.isa.operands import each, per_lane
-from ptxemu.machine.lanes import FULL, lanes
+from ptxemu.machine.lanes import FULL
+from ptxemu.machine.lanes import lanes as lanes_of
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Wait
 
@@ -89,7 +92,7 @@ def cluster_arrive(w: Warp, m: int) -> None:
     """PTX 'barrier.cluster'.  The threads arrive and go on; each may once before the barrier completes."""
     barrier = w.cluster.barrier
     generations = w.state.setdefault("barrier.cluster", {})
-    for lane in lanes(m):
+    for lane in lanes_of(m):
         if generations.get(lane) == barrier.generation:
             raise MemoryFault(f"{w.name}, lane {lane}: a second barrier.cluster.arrive before the barrier completed")
         generations[lane] = barrier.generation
@@ -100,22 +103,23 @@ def cluster_arrive(w: Warp, m: int) -> None:
 def cluster_wait(w: Warp, m: int) -> Generator[Wait, None, None]:
     """PTX 'barrier.cluster'.  Until all threads of the cluster that have not exited have arrived."""
     generations = w.state.get("barrier.cluster", {})
-    if missing := [lane for lane in lanes(m) if lane not in generations]:
+    if missing := [lane for lane in lanes_of(m) if lane not in generations]:
         raise MemoryFault(f"{w.name}, lanes {missing}: barrier.cluster.wait without an arrive")
-    for generation in sorted({generations[lane] for lane in lanes(m)}):
+    for generation in sorted({generations[lane] for lane in lanes_of(m)}):
         yield w.cluster.barrier.wait(generation)
 
 
-@warp("mapa{.space}.type d, a, rank", {"rank": "u32"}, space="shared::cluster", type="u32 u64")
-def mapa(w: Warp, m: int, a: Value, rank: Value) -> Value:
-    """PTX 'mapa'.  The address in the CTA of that rank, whose bits a generic address holds in the same place."""
-    for _, number in each(w, m, rank):
-        if number >= len(w.cluster.ctas):
-            raise MemoryFault(f"mapa to CTA {number} of a cluster of {len(w.cluster.ctas)}")
+@lanes("mapa{.space}.type d, a, rank", {"rank": "u32"}, space="shared::cluster", type="u32 u64")
+def mapa(a: Value, rank: Value) -> Value:
+    """PTX 'mapa'.  The address in the CTA of that rank, whose bits a generic address holds in the same place.
+
+    A rank that the cluster does not have gives an address that nothing may use.
+    """
     if type(a) is int and type(rank) is int:
-        return a & ~RANK_MASK | rank << RANK_SHIFT
-    kind = a.dtype.type if type(a) is not int else rank.dtype.type
-    return (a & kind(~RANK_MASK & (1 << 8 * kind().itemsize) - 1)) | kind(rank) << kind(RANK_SHIFT)
+        return a & ~RANK_MASK | (rank & 0xFF) << RANK_SHIFT
+    kind = a.dtype.type if type(a) is not int else np.uint64 if a >> 32 else np.uint32
+    wide = (rank & 0xFF).astype(kind) if type(rank) is not int else kind(rank & 0xFF)
+    return a & kind(~RANK_MASK & (1 << 8 * kind().itemsize) - 1) | wide << kind(RANK_SHIFT)
 
 
 @warp("getctarank{.space}.type d, a", {"d": "u32"}, space="shared::cluster", type="u32 u64")
@@ -151,7 +155,7 @@ def try_cancel(w: Warp, m: int, addr: Value, mbar: Value, *, space: str | None, 
             raise MemoryFault(f"clusterlaunchcontrol.try_cancel: address {response:#x} is not a multiple of 16")
         barrier_at(w, signal, space, remote=False)
         targets = [cta.rank for cta in w.cluster.ctas] if multicast_cluster_all else [w.cta.rank]
-        for _ in lanes(group):
+        for _ in lanes_of(group):
             _submit_cancel(w, int(response), signal & 0xFFFFFFFF, targets)
 
 
