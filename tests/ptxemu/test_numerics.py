@@ -166,7 +166,8 @@ def test_tf32_keeps_ten_mantissa_bits_in_the_upper_bits_of_the_register() -> Non
 def test_fast_paths_equal_the_general_conversion(source: str) -> None:
     values = source_values(source)
     f32 = nx.encode(nx.F32, values).view(np.float32)
-    np.testing.assert_array_equal(nx.f32_to_f16(f32), nx.encode(nx.F16, values))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(nx.f32_to_f16(f32), nx.encode(nx.F16, values))
     np.testing.assert_array_equal(nx.f32_to_bf16(f32), nx.encode(nx.BF16, values))
 
 

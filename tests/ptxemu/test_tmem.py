@@ -169,6 +169,8 @@ def test_multicasts_of_cp() -> None:
         ("warpx4", first, [first] * 4),
         ("warpx2::02_13", rows, [first, first, second, second]),
         ("warpx2::01_23", rows, [first, second, first, second]),
+        ("", np.concatenate([rows, rows + 64]), [first, second, first + 64, second + 64]),
     ):
-        np.testing.assert_array_equal(tmem.spread(source, multicast), np.concatenate(expected))
-    np.testing.assert_array_equal(tmem.spread(rows, ""), rows)
+        block = np.zeros((128, 3), np.uint32)[:, :1]
+        tmem.spread(block, source, multicast)
+        np.testing.assert_array_equal(block, np.concatenate(expected))

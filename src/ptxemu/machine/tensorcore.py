@@ -298,5 +298,5 @@ def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, des
     part = ds.footprint(matrix, rows, granules, False)
     for cta in ctas:
         raw = part.read(cta.read(ds.pattern_start(matrix) + part.low, part.size))
-        words = tmem.spread(np.ascontiguousarray(raw).view(np.uint32), multicast)
-        cta.block(_column(address, "tcgen05.cp"), tmem.LANES, granules * 4, write=True)[:] = words
+        block = cta.block(_column(address, "tcgen05.cp"), tmem.LANES, granules * 4, write=True)
+        tmem.spread(block, raw.view(np.uint32), multicast)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ptxemu.errors import Error
 from ptxemu.machine import swizzle as sw
@@ -103,27 +103,27 @@ class TensorMap:
     def rank(self) -> int:
         return len(self.dims)
 
-    @property
+    @cached_property
     def type(self) -> ElementType:
         return TYPES[self.dtype]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of the box's dimension 0 in global memory."""
         return self.box[0] * self.type.bits // 8
 
-    @property
+    @cached_property
     def shared_row_bytes(self) -> int:
         """Bytes of the box's dimension 0 in shared memory."""
         return self.box[0] if self.type.padded else self.row_bytes
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Elements that a copy moves in each dimension: the box over the traversal step, rounded up."""
         steps = (1, *self.element_strides[1:])
         return tuple(-(-b // s) for b, s in zip(self.box, steps, strict=True))
 
-    @property
+    @cached_property
     def box_bytes(self) -> int:
         """Bytes that a full box takes in shared memory: what a copy adds to complete_tx, out-of-bounds included."""
         rows = 1

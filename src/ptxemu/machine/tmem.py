@@ -222,17 +222,14 @@ def fragment(shape: str, repeat: int, split_offset: int = 0, halves: bool = Fals
     return Fragment(lane.astype(np.int64), column.astype(np.int64), int(lane.max()) + 1, width)
 
 
-def spread(rows: Words, multicast: str) -> Words:
-    """The 128 lanes that tcgen05.cp writes, from its source rows (n, words).
+# Which 32 of the source rows each quarter of lanes gets, by the multicast of tcgen05.cp.  A pair of warps ("02_13": 0
+# with 2 and 1 with 3) gets all 64 rows, its first warp the first half.
+_QUARTERS = {"": [0, 1, 2, 3], "warpx4": [0, 0, 0, 0], "warpx2::01_23": [0, 1, 0, 1], "warpx2::02_13": [0, 0, 1, 1]}
 
-    multicast: "" for 128 rows; "warpx4" copies 32 rows to every quarter; "warpx2::02_13" and "warpx2::01_23" name the
-    pairs of quarters that each get all 64 rows, the first half in the pair's first quarter.
+
+def spread(block: Words, rows: Words, multicast: str) -> None:
+    """Write the source rows (n, words) of a tcgen05.cp to the 128 lanes of `block`.
+
+    multicast: "" for 128 rows, "warpx4" for 32, "warpx2::02_13" or "warpx2::01_23" for 64.
     """
-    if multicast == "warpx4":
-        return np.tile(rows, (4, 1))
-    if multicast == "warpx2::01_23":
-        return np.concatenate([rows, rows])
-    if multicast == "warpx2::02_13":
-        first, second = rows[:QUARTER], rows[QUARTER:]
-        return np.concatenate([first, first, second, second])
-    return rows
+    block.reshape(4, QUARTER, -1)[:] = rows.reshape(-1, QUARTER, rows.shape[1])[_QUARTERS[multicast]]
