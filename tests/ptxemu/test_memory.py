@@ -66,11 +66,18 @@ def test_scalar_load_and_store(kind: str, space: str) -> None:
 def test_narrow_loads_extend(sign: str) -> None:
     source = np.arange(120, 152, dtype=np.uint8)
     result = np.zeros(32, np.int32)
-    launch(f"{lane_address(0, 1)} {lane_address(1, 4, 'd2')} ld.global.{sign}8 r1, [d1];\n st.global.b32 [d2], r1;", source, result)
+    launch(
+        f"{lane_address(0, 1)} {lane_address(1, 4, 'd2')} ld.global.{sign}8 r1, [d1];\n st.global.b32 [d2], r1;",
+        source,
+        result,
+    )
     assert result.tolist() == source.astype(np.int8 if sign == "s" else np.uint8).astype(np.int32).tolist()
 
 
-@pytest.mark.parametrize(("vec", "kind"), [("v2", "b8"), ("v4", "b16"), ("v2", "b32"), ("v4", "f32"), ("v8", "b32"), ("v2", "b64"), ("v4", "b64")])
+@pytest.mark.parametrize(
+    ("vec", "kind"),
+    [("v2", "b8"), ("v4", "b16"), ("v2", "b32"), ("v4", "f32"), ("v8", "b32"), ("v2", "b64"), ("v4", "b64")],
+)
 def test_vectors(vec: str, kind: str) -> None:
     count, bits = int(vec[1:]), BITS[kind]
     prefix = {8: "s", 16: "s", 32: "r", 64: "d"}[bits]
@@ -95,8 +102,9 @@ def test_vectors(vec: str, kind: str) -> None:
 def test_128_bits() -> None:
     source = np.arange(64, dtype=np.uint64)
     result = np.zeros_like(source)
-    body = f"{lane_address(0, 16)} {lane_address(1, 16, 'd2')} ld.global.b128 x, [d1];\n mov.b128 y, x;\n st.global.b128 [d2], y;"
-    launch(body, source, result)
+    addresses = lane_address(0, 16) + lane_address(1, 16, "d2")
+    body = "ld.global.b128 x, [d1];\n mov.b128 y, x;\n st.global.b128 [d2], y;"
+    launch(addresses + body, source, result)
     assert (result == source).all()
 
 
@@ -168,7 +176,10 @@ def test_gather_from_two_allocations() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("ld.param.u64 d1, [p0];\n ld.global.u32 r1, [d1+128];", r"argument 0, uint32 \(32,\) .*: 0 bytes past its end"),
+        (
+            "ld.param.u64 d1, [p0];\n ld.global.u32 r1, [d1+128];",
+            r"argument 0, uint32 \(32,\) .*: 0 bytes past its end",
+        ),
         ("ld.param.u64 d1, [p0];\n ld.global.u64 d2, [d1+116];", r"not aligned to the 8 bytes"),
         ("ld.param.u64 d1, [p0];\n ld.global.b16 s1, [d1-2];", r"2 bytes before its start|in no allocation"),
         ("mov.u64 d1, 64;\n st.global.u32 [d1], r0;", "global address 0x40, 4 bytes, is in no allocation"),
@@ -231,8 +242,9 @@ def test_atomics(operation: str, kind: str) -> None:
 def test_reductions(operation: str, kind: str) -> None:
     bits = BITS[kind]
     memory = np.array([3], f"u{bits // 8}")
-    body = f"ld.param.u64 d3, [p0];\n cvt.u64.u32 d5, r0;\n red.global.{operation}.{kind} [d3], {'r0' if bits == 32 else 'd5'};"
-    launch(body, memory)
+    operand = "r0" if bits == 32 else "d5"
+    body = "ld.param.u64 d3, [p0];\n cvt.u64.u32 d5, r0;\n"
+    launch(f"{body} red.global.{operation}.{kind} [d3], {operand};", memory)
     now = 3
     for lane in range(32):
         now = ATOMICS[operation](now, lane)
@@ -245,7 +257,9 @@ def test_float_atomics_and_reductions(kind: str, dtype: Any) -> None:
     register = "r1" if kind == "f32" else "d5"
     value = "0f40000000" if kind == "f32" else "0d4000000000000000"
     body = f"ld.param.u64 d3, [p0];\n mov.{kind} {register}, {value};\n"
-    launch(body + f"atom.global.add.{kind} {register}, [d3], {register};\n red.global.add.{kind} [d3], {value};", memory)
+    launch(
+        body + f"atom.global.add.{kind} {register}, [d3], {register};\n red.global.add.{kind} [d3], {value};", memory
+    )
     assert memory[0] == 1.5 + 32 * 2 + 32 * 2
 
 
@@ -328,7 +342,9 @@ def test_matrices(num: int, trans: str) -> None:
 
 def test_movmatrix() -> None:
     result = np.zeros(32, np.uint32)
-    body = f"{lane_address(0, 4)} shl.b32 r1, r0, 1;\n shl.b32 r2, r0, 17;\n or.b32 r1, r1, r2;\n add.u32 r1, r1, 65536;\n"
+    body = (
+        f"{lane_address(0, 4)} shl.b32 r1, r0, 1;\n shl.b32 r2, r0, 17;\n or.b32 r1, r1, r2;\n add.u32 r1, r1, 65536;\n"
+    )
     launch(f"{body} movmatrix.sync.aligned.m8n8.trans.b16 r1, r1;\n st.global.u32 [d1], r1;", result)
     matrix = np.arange(64).reshape(8, 8)
     assert result.view(np.uint16).reshape(8, 8).tolist() == matrix.T.tolist()

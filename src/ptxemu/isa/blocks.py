@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from ptxemu.errors import ParseError
 from ptxemu.isa.engine import Decoded, decode
-from ptxemu.text.module import Address, Function, Instruction, Label, Operand, Pair, Register, Vector
+from ptxemu.isa.operands import registers_in
+from ptxemu.isa.pairs import split_pairs
+from ptxemu.text.module import Function, Instruction, Label, Operand, Register
 
-__all__ = ["Jump", "Plan", "plan", "registers_in"]
+__all__ = ["Jump", "Plan", "plan"]
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,13 @@ class Plan:
         return ways if self.jump.guard is None else ways + following
 
 
-def registers_in(operand: Operand | None) -> Iterator[Register]:
-    """The registers that an operand names."""
-    if isinstance(operand, Register):
-        yield operand
-    elif isinstance(operand, Vector):
-        for item in operand.items:
-            yield from registers_in(item)
-    elif isinstance(operand, Address):
-        for part in operand.parts:
-            yield from registers_in(part)
-    elif isinstance(operand, Pair):
-        yield from registers_in(operand.first)
-        yield from registers_in(operand.second)
+def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
+    """The function's blocks in order, with what is live, a bit for each register in the order of `widths`.
 
-
-def plan(function: Function, numbers: Mapping[str, int]) -> list[Plan]:
-    """The function's blocks in order, with what is live; `numbers` gives each register its bit."""
+    widths: the bits of each register; gets those that splitting adds.
+    """
+    code = split_pairs([decode(i) if isinstance(i, Instruction) else i for i in function.body], widths)
+    numbers = {name: number for number, name in enumerate(widths)}
     blocks: list[Plan] = [Plan(0)]
     places: dict[str, int] = {}
     pending: list[tuple[Plan, Decoded]] = []
@@ -86,12 +78,11 @@ def plan(function: Function, numbers: Mapping[str, int]) -> list[Plan]:
             blocks.append(Plan(len(blocks)))
         return blocks[-1]
 
-    for item in function.body:
-        if isinstance(item, Label):
-            places[item.name] = fresh().index
+    for found in code:
+        if isinstance(found, Label):
+            places[found.name] = fresh().index
             continue
-        found = decode(item)
-        form = found.form
+        form, item = found.form, found.instruction
         if form.kind == "flow":
             pending.append((blocks[-1], found))
             blocks[-1].jump = Jump(form.function(), item.line, item.guard)

@@ -244,7 +244,7 @@ def tensor_load(
 def _land(w: Warp, tensor: TensorMap, box: Callable[[], Bytes], address: int, barrier: Mbarrier) -> None:
     window = w.shared.view(address, tensor.box_bytes, write=True, proxy="async", actor=w)
     tma.place(tensor, box(), window, address)
-    barrier.complete_tx(tensor.box_bytes)
+    barrier.complete_tx(tensor.transaction_bytes)
 
 
 @thread(

@@ -39,7 +39,9 @@ class Groups:
         self.flying.append((m, operation))
 
     def commit(self, m: int) -> None:
-        self.groups = [(mask, ops) for mask, ops in self.groups if any(not op.done for op in ops)]
+        # Only the oldest may be forgotten: `older` counts from the newest, and groups may complete out of order.
+        while self.groups and all(op.done for op in self.groups[0][1]):
+            del self.groups[0]
         self.groups.append((m, [op for mask, op in self.open if mask & m]))
         self.open = [(mask & ~m, op) for mask, op in self.open if mask & ~m]
 

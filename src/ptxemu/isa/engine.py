@@ -8,8 +8,8 @@ A form is one line of the manual's syntax with the function that carries it out:
 In the opcode, `.name` is a choice when a keyword argument of that name lists its values, and literal text otherwise;
 `{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector and
 `d|p` two results.
-Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or an optional literal, reaches the
-function when it has a keyword-only parameter of that name (`::` becomes `_`).
+Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or
+an optional literal, reaches the function when it has a keyword-only parameter of that name (`::` becomes `_`).
 
 Three decorators, by what the function needs:
 
@@ -286,7 +286,7 @@ def decode(instruction: Instruction) -> Decoded:
 
 def _results(variant: tuple[Slot, ...], sources: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the results: what comes before the first operand that the function takes, or an address."""
-    names = []
+    names: list[str] = []
     for slot in variant:
         if slot.shape == "address" or slot.names[0] in sources:
             break

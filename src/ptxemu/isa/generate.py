@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 
 from ptxemu.errors import ParseError
-from ptxemu.isa.blocks import Jump, Plan, plan, registers_in
+from ptxemu.isa.batches import batch, pure_runs, run_batch
+from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
+from ptxemu.isa.move import mov
+from ptxemu.isa.operands import registers_in
 from ptxemu.isa.special import special
 from ptxemu.isa.types import bits_of, compose, constant, is_signed, widen
 from ptxemu.machine.lanes import FULL, WORD, lanes, merge
@@ -56,8 +59,10 @@ class _Generator:
     def __init__(self, module: Module, function: Function) -> None:
         self.module = module
         self.function = function
-        self.names = list(function.registers)
-        self.widths = list(function.registers.values())
+        registers = dict(function.registers)
+        self.plans = plan(function, registers)
+        self.names = list(registers)
+        self.widths = list(registers.values())
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.filename = f"<ptx {function.name} {next(_serial)}>"
         self.text: list[str] = []
@@ -98,19 +103,11 @@ class _Generator:
         return offset
 
     def program(self) -> Program:
-        plans = plan(self.function, self.numbers)
-        blocks = [
-            Block(
-                p.index,
-                tuple(d.instruction.line for d in p.body) + ((p.jump.line,) if p.jump else ()),
-                tuple(i for i in range(len(self.names)) if p.live_in >> i & 1),
-                tuple(d.form.opcode for d in p.body) + (("bra",) if p.jump and p.jump.kind != "exit" else ()),
-            )
-            for p in plans
-        ]
+        plans = self.plans
+        blocks = [_block(p) for p in plans]
         for p in plans:
             self.scope[f"B{p.index}"] = blocks[p.index]
-            self.block(p, len(plans))
+            self.block(p)
         exec(compile("\n".join(self.text), self.filename, "exec"), self.scope)
         for block in blocks:
             block.run = self.scope[f"block_{block.index}"]
@@ -149,7 +146,7 @@ class _Generator:
             self.scope[name] = make()
         return name
 
-    def block(self, p: Plan, count: int) -> None:
+    def block(self, p: Plan) -> None:
         self.line = p.body[0].instruction.line if p.body else p.jump.line if p.jump else 0
         self.emit(f"def block_{p.index}(w, R, m):")
         used = {r.name for operand in p.operands() for r in registers_in(operand)}
@@ -158,9 +155,15 @@ class _Generator:
                 self.emit(f"    r{index} = R[{index}]")
         if p.alone is not None:
             return self.blocking(p, p.alone)
-        for found in p.body:
-            self.line = found.instruction.line
-            self.instruction(found, p.index)
+        for run in pure_runs(p.body):
+            for group in batch(run, self.batch_key):
+                self.line = group[0].instruction.line
+                if len(group) > 1:
+                    self.batched(group)
+                elif group[0].form.kind == "copy":
+                    self.copy(group[0])
+                else:
+                    self.instruction(group[0], p.index)
         if p.jump is not None:
             self.line = p.jump.line
         self.flush(p)
@@ -267,8 +270,8 @@ class _Generator:
                 self.emit(f"    n = w.members({self.value(operand, 32)}, m)")
                 self.emit(f"    if n & w.alive & ~m: return w.hold(B{block}, n)")
 
-    def lane_wise(self, found: Decoded) -> str:
-        """The expression of a lane-wise instruction: its scalar function when all operands are uniform."""
+    def composed(self, found: Decoded) -> tuple[str, str, list[str], tuple[tuple[str, int], ...], str]:
+        """A lane-wise instruction's scalar and vector function, its operands' values, their types and its result's."""
         result = found.results[0]
         operands = [o for o in found.sources if o is not None]  # optional ones are the last
         types = [(found.type_of(name) or "b32") for name in found.form.sources[: len(operands)]]
@@ -280,9 +283,40 @@ class _Generator:
         scalar = self.bind((key, "S"), "S", lambda: compose(found.function, sources, to)[0])
         vector = self.bind((key, "V"), "V", lambda: compose(found.function, sources, to)[1])
         values = [self.value(o, w) for o, (_, w) in zip(operands, sources, strict=True)]
+        return scalar, vector, values, sources, to_type
+
+    def batch_key(self, found: Decoded) -> Hashable:
+        """What instructions have in common that may run as one; None: not this one."""
+        if found.form.kind != "lanes" or found.form.function is mov or found.type_of(found.result_names[0]) == "pred":
+            return None
+        if not all(isinstance(operand, Register) for operand in found.sources):
+            return None
+        _, vector, _, sources, _ = self.composed(found)
+        return None if any(name == "pred" for name, _ in sources) else vector
+
+    def batched(self, group: list[Decoded]) -> None:
+        """Equal instructions as one."""
+        each = [self.composed(found) for found in group]
+        scalar, vector = each[0][:2]
+        name = self.bind(("batch", vector), "batch", lambda: run_batch(self.scope[scalar], self.scope[vector]))
+        operands = zip(*(values for _, _, values, _, _ in each), strict=True)
+        results = ", ".join(f"r{self.numbers[r.name]}" for found in group for r in registers_in(found.results[0]))
+        columns = ", ".join("(" + ", ".join(column) + ")" for column in operands)
+        self.emit(f"    {results} = {name}({columns})")
+
+    def copy(self, found: Decoded) -> None:
+        """Registers that take the values of others."""
+        pairs = [(t, s) for t, s in zip(found.results, found.sources, strict=True) if isinstance(t, Register)]
+        if pairs:
+            targets = ", ".join(self.register(to) for to, _ in pairs)
+            self.emit(f"    {targets} = {', '.join(self.value(s, self.width(to, 32)) for to, s in pairs)}")
+
+    def lane_wise(self, found: Decoded) -> str:
+        """The expression of a lane-wise instruction: its scalar function when all operands are uniform."""
+        scalar, vector, values, sources, to_type = self.composed(found)
         values = [self.local(v) for v in values]
         tests = []
-        for value, (name, _), operand in zip(values, sources, operands, strict=True):
+        for value, (name, _), operand in zip(values, sources, found.sources, strict=False):
             if isinstance(operand, Immediate):
                 continue
             if name != "pred":
@@ -360,6 +394,22 @@ class _Generator:
         self.assign(found, "result", "    ", guarded=False)
         self.flush(p)
         self.emit(f"    return B{p.index + 1}")
+
+
+def _block(p: Plan) -> Block:
+    """A block without its function."""
+    lines = [found.instruction.line for found in p.body]
+    opcodes = [found.instruction.opcode.partition(".")[0] for found in p.body]
+    if p.jump is not None:
+        lines.append(p.jump.line)
+        opcodes += ["bra"] if p.jump.kind != "exit" else []
+    live, index, bits = [], 0, p.live_in
+    while bits:
+        skip = (bits & -bits).bit_length()
+        index += skip
+        live.append(index - 1)
+        bits >>= skip
+    return Block(p.index, tuple(lines), tuple(live), tuple(opcodes))
 
 
 def _add_offset(value: Any, offset: int, width: int) -> Any:

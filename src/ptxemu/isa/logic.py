@@ -66,7 +66,7 @@ def shf(a: Value, b: Value, c: Value, *, way: str, mode: str) -> Value:
     else:
         high, low = (x if whole(x) else x.astype(np.uint64) for x in (b, a))
         wide = high << 32 | low if whole(high) else (high << np.uint64(32)) | low
-        wide = np.full(32, wide, np.uint64) if whole(wide) else wide
+        wide = np.full(1, wide, np.uint64) if whole(wide) else wide
     return wide << count >> 32 if way == "l" else wide >> count
 
 

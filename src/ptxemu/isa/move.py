@@ -69,14 +69,14 @@ def prmt(a: Value, b: Value, c: Value) -> Value:
     """PTX 'prmt'.  Four bytes of b:a, chosen by c's nibbles; bit 3 of a
     nibble takes the byte's sign instead."""
     if whole(c) and not whole(a, b):
-        table = np.empty((LANES, 8), np.uint8)
+        table = np.empty((max(np.size(a), np.size(b)), 8), np.uint8)
         for place, word in ((0, a), (4, b)):
             table[:, place : place + 4] = np.full(1, word, np.uint32).view(np.uint8) if whole(word) else _bytes(word)
         picked = np.take(table, _columns(c), axis=1)
         for i in range(4):
             if c >> 4 * i & 8:
                 picked[:, i] = (picked[:, i].view(np.int8) >> 7).view(np.uint8)
-        return picked.view(np.uint32).reshape(LANES)
+        return picked.view(np.uint32).reshape(-1)
     return _prmt(a, b, c)
 
 
@@ -86,7 +86,7 @@ def _columns(c: int) -> list[int]:
 
 
 def _bytes(word: Value) -> Value:
-    return word.view(np.uint8).reshape(LANES, 4)
+    return word.view(np.uint8).reshape(-1, 4)
 
 
 @lifted

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxemu.machine.lanes import LANES, WORD, lanes
+from ptxemu.text.module import Address, Operand, Pair, Register, Vector
 
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
-__all__ = ["each", "per_lane"]
+__all__ = ["each", "per_lane", "registers_in"]
 
 
 def each(w: Warp, m: int, *values: Any) -> Iterator[tuple[int, ...]]:
@@ -37,3 +38,18 @@ def per_lane(parts: Iterable[tuple[int, int]], width: int) -> Any:
     for mask, value in listed:
         register[list(lanes(mask))] = value
     return register
+
+
+def registers_in(operand: Operand | None) -> Iterator[Register]:
+    """The registers that an operand names."""
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Vector):
+        for item in operand.items:
+            yield from registers_in(item)
+    elif isinstance(operand, Address):
+        for part in operand.parts:
+            yield from registers_in(part)
+    elif isinstance(operand, Pair):
+        yield from registers_in(operand.first)
+        yield from registers_in(operand.second)

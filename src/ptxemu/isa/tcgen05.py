@@ -85,12 +85,11 @@ def alloc(w: Warp, m: int, to: Value, columns: Value, *, group: str, space: str 
     memory.check_request(columns)
     if len(ctas) == 2:
         pair = ctas[0].tmem.pair
-        yield pair.wait(pair.ask(w.cta.rank & 1, memory, "alloc", columns), what)
+        yield pair.ask(w.cta.rank & 1, memory, "alloc", columns)
         address = pair.address
     else:
-        yield Wait(memory, lambda: memory.place(columns) is not None, lambda: f"{what} (waits for room)")
-        place = memory.place(columns)
-        assert place is not None
+        while (place := memory.place(columns)) is None:
+            yield Wait(memory, lambda: memory.place(columns) is not None, lambda: f"{what} (waits for room)")
         memory.take(address := place, columns)
     target, at = w.space(space or "", _uniform(to, m, "the destination"), m)
     if target is not w.shared or at >> RANK_SHIFT != w.cta.rank:
@@ -106,9 +105,7 @@ def dealloc(w: Warp, m: int, address: Value, columns: Value, *, group: str) -> G
     if len(ctas) == 1:
         memory.release(address, columns)
         return
-    pair = ctas[0].tmem.pair
-    what = f"tcgen05.dealloc.{group} of {columns} columns"
-    yield pair.wait(pair.ask(w.cta.rank & 1, memory, "dealloc", columns, address), what)
+    yield ctas[0].tmem.pair.ask(w.cta.rank & 1, memory, "dealloc", columns, address)
 
 
 @warp("tcgen05.relinquish_alloc_permit.group.sync.aligned", group=GROUP)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +132,9 @@ class Grid:
         """
         self.queue.locate = self.program.ptx_line
         try:
-            self.start()
-            self.scheduler.run()
+            with _without_collector():
+                self.start()
+                self.scheduler.run()
         except Error as error:
             where = self._where(error.__traceback__)
             raise (type(error)(f"{error}\n  at {where}") if where else error) from error
@@ -166,3 +170,15 @@ class Grid:
                     lines.append(f"  {warp.name}, lanes {group.mask:#010x}, {where}\n    {why}")
         waiting = f"{len(self.queue)} asynchronous operations are outstanding, none of which can complete"
         return "\n".join([f"{self.program.name}: no warp can go on ({waiting})", *lines])
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's cycle collector would go through every live object of the process again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -37,6 +37,7 @@ LOCAL_WINDOW = 2 << 56
 WINDOW_MASK = (1 << 32) - 1
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SHIFT = {1 << shift: shift for shift in range(6)}
 _LANE_INDEX = np.arange(LANES)
 
 
@@ -116,16 +117,17 @@ class Space:
             self.watch.access(self, address, nbytes, mask, False, "generic", actor)
         if type(address) is int:
             return self._load_one(address, width, count)
-        region, index = self._locate(address, nbytes, mask)
+        if mask != FULL:
+            address = np.where(bools(mask), address, address[first(mask)])
+        region = self._region(address, nbytes)
         if region is None:
             return self._load_slow(address, width, count, mask)
-        if region.base % nbytes:
-            offsets = index[:, None] + np.arange(nbytes)
-            table = region.data[offsets].view(UNSIGNED[width])
-        elif count == 1:
-            return [region.words(width)[index // nbytes if nbytes > 1 else index]]
-        else:
-            table = region.rows(width, count)[index // nbytes]
+        try:
+            if count == 1:
+                return [region.words(width)[address - address.dtype.type(region.base) >> _SHIFT[width]]]
+            table = region.rows(width, count)[address - address.dtype.type(region.base) >> _SHIFT[nbytes]]
+        except IndexError:  # not all lanes are in one region
+            return self._load_slow(address, width, count, mask)
         return list(np.ascontiguousarray(table.T))
 
     def store(self, address: Any, values: list[Any], width: int, mask: int, actor: object = None) -> None:
@@ -138,22 +140,23 @@ class Space:
             self.watch.access(self, address, nbytes, mask, True, "generic", actor)
         if type(address) is int:
             return self._store_one(address, values, width, mask.bit_length() - 1)
-        region, index = self._locate(address, nbytes, mask)
+        if mask != FULL:
+            keep = bools(mask)
+            address = address[keep]
+            values = [value if type(value) is int else value[keep] for value in values]
+        region = self._region(address, nbytes)
         if region is None:
-            return self._store_slow(address, values, width, mask)
-        keep: Any = slice(None) if mask == FULL else bools(mask)
-        index = index[keep]
-        if region.base % nbytes == 0 and count == 1:
-            value = values[0]
-            region.words(width)[index // nbytes] = value if type(value) is int else value[keep]
-            return
-        table = np.empty((LANES, count), UNSIGNED[width])
-        for column, value in enumerate(values):
-            table[:, column] = value
-        if region.base % nbytes == 0:
-            region.rows(width, count)[index // nbytes] = table[keep]
-        else:
-            region.data[index[:, None] + np.arange(nbytes)] = table[keep].view(np.uint8)
+            return self._store_slow(address, values, width)
+        table = values[0]
+        if count > 1:
+            table = np.empty((address.size, count), UNSIGNED[width])
+            for column, value in enumerate(values):
+                table[:, column] = value
+        try:
+            place = region.words(width) if count == 1 else region.rows(width, count)
+            place[address - address.dtype.type(region.base) >> _SHIFT[nbytes]] = table
+        except IndexError:  # not all lanes are in one region
+            self._store_slow(address, values, width)
 
     def _load_one(self, address: int, width: int, count: int) -> list[Any]:
         nbytes = width * count
@@ -187,37 +190,29 @@ class Space:
             self.store(at, [change(lane, old[lane])], width, 1 << lane, actor)
         return old
 
-    def _locate(self, address: NDArray[Any], nbytes: int, mask: int) -> tuple[Region | None, NDArray[np.int64]]:
-        """The one region of all lanes' addresses and the offsets in it (lanes outside the mask get that of the first);
-        no region when the lanes address several."""
-        if mask != FULL:
-            address = np.where(bools(mask), address, address[first(mask)])
-        low, high = int(address.min()), int(address.max())
-        bits = int(np.bitwise_or.reduce(address))
-        if bits % nbytes:
-            bad = next(lane for lane in lanes(mask) if int(address[lane]) % nbytes)
-            raise self.misaligned(int(address[bad]), nbytes, bad)
-        region = self.find(low, low + nbytes)
-        if high + nbytes > region.end:
-            return None, address
-        return region, address.astype(np.int64) - region.base
+    def _region(self, address: NDArray[Any], nbytes: int) -> Region | None:
+        """The region of the first lane, if it can be read in words of the access; checks the alignment of all lanes.
+
+        Other lanes may be elsewhere: their offset from its base, unsigned, is then no index of the region.
+        """
+        if int(np.bitwise_or.reduce(address)) & nbytes - 1:
+            lane = next(i for i, at in enumerate(address.tolist()) if at % nbytes)
+            raise self.misaligned(int(address[lane]), nbytes, lane)
+        start = int(address[0])
+        region = self.find(start, start + nbytes)
+        return None if region.base % nbytes else region
 
     def _load_slow(self, address: NDArray[Any], width: int, count: int, mask: int) -> list[Any]:
+        """Lane by lane."""
         table = np.zeros((count, LANES), UNSIGNED[width])
         for lane in lanes(mask):
-            at = int(address[lane])
-            region = self.find(at, at + width * count)
-            start = at - region.base
-            table[:, lane] = region.data[start : start + width * count].view(UNSIGNED[width])
+            table[:, lane] = self._load_one(int(address[lane]), width, count)
         return list(table)
 
-    def _store_slow(self, address: NDArray[Any], values: list[Any], width: int, mask: int) -> None:
-        nbytes = width * len(values)
-        for lane in lanes(mask):
-            at = int(address[lane])
-            region = self.find(at, at + nbytes)
-            data = np.array([v if type(v) is int else int(v[lane]) for v in values], UNSIGNED[width])
-            region.data[at - region.base : at - region.base + nbytes] = data.view(np.uint8)
+    def _store_slow(self, address: NDArray[Any], values: list[Any], width: int) -> None:
+        """Lane by lane."""
+        for lane, at in enumerate(address.tolist()):
+            self._store_one(at, values, width, lane)
 
     def misaligned(self, address: int, nbytes: int, lane: int | None = None) -> MemoryFault:
         who = "" if lane is None else f"lane {lane}: "
@@ -307,7 +302,7 @@ class LocalMemory(Space):
     def find(self, low: int, high: int) -> Region:
         return self.region
 
-    def _spread(self, address: Any, nbytes: int, mask: int) -> NDArray[np.int64]:
+    def _spread(self, address: Any, nbytes: int, mask: int) -> NDArray[np.uint64]:
         """Lane addresses to offsets in the one array of all lanes."""
         flat = np.full(LANES, address, np.int64) if type(address) is int else address.astype(np.int64)
         flat = np.where(bools(mask), flat, flat[first(mask)])
@@ -315,7 +310,7 @@ class LocalMemory(Space):
             raise MemoryFault(
                 f"local address {int(flat.max()):#x}, {nbytes} bytes, is outside {self.size} bytes a thread"
             )
-        spread: NDArray[np.int64] = flat + _LANE_INDEX * self.size
+        spread = (flat + _LANE_INDEX * self.size).astype(np.uint64)
         return spread
 
     def load(self, address: Any, width: int, count: int, mask: int, actor: object = None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["TURN", "Scheduler"]
 
 TURN = 64  # blocks a warp runs before another one may
-SPIN_TURNS = 64  # turns without any effect after which "lazy" completes an asynchronous operation nevertheless
-SPIN_LIMIT = 1 << 20  # turns without any effect, and nothing in flight, after which spinning warps count as stuck
+COLLECT = 1024  # turns between two collections of young garbage; the collector is off meanwhile
+PATIENCE = 64  # turns without any effect after which even "lazy" completes an asynchronous operation
+SUSPICION = 1024  # turns without any effect after which warps that keep running may be spinning for ever
 
 
 class Scheduler:
@@ -26,11 +28,13 @@ class Scheduler:
         self.ready: list[Warp] = []
         self.turns = 0
         self.progress = progress  # a number that grows with every effect on memory, a barrier or the grid
+        self.effects = 0
+        self.idle = 0  # turns since it last grew, as far as known
+        self.seen: dict[Warp, set[int]] = {}
 
     def run(self) -> None:
         """Returns when no warp is ready and nothing is in flight, or when all that are ready spin for ever."""
         ready, queue, choose = self.ready, self.queue, self.random.random
-        spinning, effects = 0, self.progress()
         vary = queue.schedule == "random"
         while True:
             while ready:
@@ -44,11 +48,29 @@ class Scheduler:
                     warp.queued = False
                 if queue.free:
                     queue.turn()
-                spinning += 1
                 self.turns += 1
-                if spinning % SPIN_TURNS == 0 and (now := self.progress()) != effects:
-                    spinning, effects = 0, now
-                elif spinning % SPIN_TURNS == 0 and not queue.stalled() and spinning > SPIN_LIMIT:
+                self.idle += 1
+                if not self.turns % PATIENCE and self._spinning():
                     return
             if not queue.stalled():
                 return
+
+    def _spinning(self) -> bool:
+        """Looks after warps that run without any effect.  True when none of them can ever get out."""
+        if not self.turns % COLLECT:
+            gc.collect(0)
+        now = self.progress()
+        if now != self.effects:
+            self.effects, self.idle, self.seen = now, 0, {}
+            return False
+        if self.idle < PATIENCE or self.queue.stalled():
+            return False
+        if self.idle < SUSPICION:
+            return False
+        # Nothing changes outside a warp, so one that comes back to a state it was in goes round for ever.
+        caught = 0
+        for warp in self.ready:
+            state, states = warp.fingerprint(), self.seen.setdefault(warp, set())
+            caught += state in states
+            states.add(state)
+        return caught == len(self.ready)

@@ -124,12 +124,23 @@ class TensorMap:
         return tuple(-(-b // s) for b, s in zip(self.box, steps, strict=True))
 
     @cached_property
-    def box_bytes(self) -> int:
-        """Bytes that a full box takes in shared memory: what a copy adds to complete_tx, out-of-bounds included."""
+    def rows(self) -> int:
+        """Rows of dimension 0 that a copy moves."""
         rows = 1
         for count in self.counts[1:]:
             rows *= count
-        return rows * self.shared_row_bytes
+        return rows
+
+    @cached_property
+    def box_bytes(self) -> int:
+        """Bytes that a full box takes in shared memory."""
+        return self.rows * self.shared_row_bytes
+
+    @cached_property
+    def transaction_bytes(self) -> int:
+        """What a load adds to complete_tx: the full box, out-of-bounds elements included, padding not (which is what
+        published kernels with padded types announce)."""
+        return self.rows * self.row_bytes
 
     def encode(self) -> bytes:
         """The map's 128 bytes."""

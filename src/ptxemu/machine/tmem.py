@@ -120,52 +120,55 @@ class Pair(Signal):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: dict[int, tuple[str, int, int]] = {}  # by side: what, columns, address
-        self.memories: dict[int, TensorMemory] = {}
-        self.generation = 0
+        self.requests: dict[str, dict[int, Request]] = {"dealloc": {}, "alloc": {}}  # by side of the pair
+        self.done = {"dealloc": 0, "alloc": 0}
         self.address = 0  # what the last allocation gave
 
-    def ask(self, side: int, memory: TensorMemory, what: str, columns: int, address: int = 0) -> int:
-        """One side asks for "alloc" or "dealloc"; returns the generation that `wait` takes."""
-        if side in self.requests:
+    def ask(self, side: int, memory: TensorMemory, what: str, columns: int, address: int = 0) -> Wait:
+        """One side asks for "alloc" or "dealloc"; the wait ends when both came and it was done."""
+        sides = self.requests[what]
+        if side in sides:
             raise MemoryFault(f"tcgen05.{what} with cta_group::2 by a second warp of a CTA, while the first one waits")
-        generation = self.generation
-        self.requests[side] = (what, columns, address)
-        self.memories[side] = memory
-        self.settle()
-        return generation
+        sides[side] = Request(columns, address, memory)
+        before = self.done[what]
+        self._settle()
+        return Wait(
+            self,
+            lambda: self.done[what] != before,
+            lambda: f"tcgen05.{what} of {columns} columns with cta_group::2 (waits for the peer CTA or for room)",
+        )
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Carries out what both sides asked for, if it is possible now."""
-        if len(self.requests) < 2:
-            return
-        mine, theirs = self.requests[0], self.requests[1]
-        if mine != theirs:
-            raise MemoryFault(
-                "the CTAs of a pair disagree: "
-                + " and ".join(
-                    f"tcgen05.{what} of {columns} columns at {at:#x}" for what, columns, at in (mine, theirs)
-                )
-            )
-        what, columns, address = mine
-        memories = self.memories[0], self.memories[1]
-        if what == "alloc":
-            place = memories[0].place(columns)
-            if place is None or memories[1].place(columns) != place:
-                return
-            for memory in memories:
-                memory.take(place, columns)
-            self.address = place
-        else:
-            for memory in memories:
-                memory.release(address, columns)
-        self.requests.clear()
-        self.generation += 1
+        for what, sides in self.requests.items():
+            if len(sides) < 2:
+                continue
+            mine, theirs = sides[0], sides[1]
+            if (mine.columns, mine.address) != (theirs.columns, theirs.address):
+                asked = " and ".join(f"{r.columns} columns at {r.address:#x}" for r in (mine, theirs))
+                raise MemoryFault(f"tcgen05.{what} with cta_group::2: the CTAs of the pair ask for {asked}")
+            if what == "dealloc":
+                mine.memory.release(mine.address, mine.columns)
+                theirs.memory.release(mine.address, mine.columns)
+            else:
+                place = mine.memory.place(mine.columns)
+                if place is None or theirs.memory.place(mine.columns) != place:
+                    continue
+                mine.memory.take(place, mine.columns)
+                theirs.memory.take(place, mine.columns)
+                self.address = place
+            sides.clear()
+            self.done[what] += 1
         self.changed()
 
-    def wait(self, generation: int, what: str) -> Wait:
-        """Until both sides came and it was done."""
-        return Wait(self, lambda: self.generation != generation, lambda: f"{what} (waits for the peer CTA or for room)")
+
+@dataclass(frozen=True)
+class Request:
+    """What one CTA of a pair asks for; `address` of a deallocation."""
+
+    columns: int
+    address: int
+    memory: TensorMemory
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,12 @@ class Warp:
         if not taken:
             return here
         group = self.group
-        self.groups.remove(group)
-        for part, block in ((taken, there), (mask & ~taken, here)):
-            self.groups.append(Group(self, part, _own(registers, block.live, part), block))
+        other = mask & ~taken
+        if taken & (taken - 1):  # the new group is the one of a single lane, whose registers then become ints
+            taken, other, there, here = other, taken, here, there
+        self.groups.append(Group(self, taken, _own(registers, there.live, taken), there))
+        group.mask = other
+        group.block = here
         return None
 
     def exit(self, mask: int) -> None:
@@ -192,6 +195,15 @@ class Warp:
             self.queued = True
             self.grid.scheduler.ready.append(self)
 
+    def fingerprint(self) -> int:
+        """A hash of where its groups are and of what their registers hold."""
+        groups = []
+        for group in self.groups:
+            held = (group.registers[index] for index in group.block.live)
+            values = tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in held)
+            groups.append((group.block.index, group.mask, group.wait is None, values))
+        return hash(tuple(groups))
+
     def run(self, budget: int) -> bool:
         """Runs up to `budget` blocks; True when it could go on."""
         counts = self.counts
@@ -263,10 +275,20 @@ class Warp:
             mine, theirs = group.registers, other.registers
             for index in group.block.live:
                 if mine[index] is not theirs[index]:
-                    theirs[index] = merge(other.mask, theirs[index], mine[index], widths[index])
+                    theirs[index] = _merged(other, theirs[index], group, mine[index], widths[index])
             other.mask |= group.mask
             other.needs |= group.needs
         self.groups = joined
+
+
+def _merged(one: Group, first_value: Any, two: Group, second_value: Any, width: int) -> Any:
+    """A register of two groups that join.  A lane's int is often what the others' array still holds for it."""
+    for group, value, array in ((two, second_value, first_value), (one, first_value, second_value)):
+        if type(value) is int and isinstance(array, np.ndarray) and group.mask & (group.mask - 1) == 0:
+            if array[first(group.mask)] == value:
+                return array
+            break
+    return merge(one.mask, first_value, second_value, width)
 
 
 def _own(registers: Registers, live: tuple[int, ...], mask: int) -> Registers:
