@@ -88,6 +88,17 @@ def test_a_group_that_is_not_waited_for() -> None:
     assert run(body + STORE, None, np.arange(32, dtype=np.uint32)).tolist() == [1] * 32
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_that_complete_out_of_order(seed: int) -> None:
+    """wait_group 3 covers all groups but the newest three, also when newer ones were complete before."""
+    copy = "cp.async.ca.shared.global [r3+{}], [d3], 4;\n cp.async.commit_group;\n"
+    body = WHERE + "".join(copy.format(128 * i) + "bar.sync 0;\n" * 40 for i in range(6)) + "cp.async.wait_group 3;\n"
+    body += "ld.shared.u32 r4, [r3];\n"
+    body += "".join(f"ld.shared.u32 r5, [r3+{128 * i}];\n max.u32 r4, r4, r5;\n" for i in range(1, 3))
+    body += "setp.eq.u32 p, r4, r0;\n" + STORE  # memory that nobody wrote holds the largest number
+    assert run(body, None, np.arange(32, dtype=np.uint32), schedule="random", seed=seed).tolist() == [1] * 32
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("space", [".shared", ".shared::cta"])
 @pytest.mark.parametrize(
