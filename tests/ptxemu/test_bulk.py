@@ -65,6 +65,15 @@ def test_tensor_load_through_the_swizzle_with_a_cache_policy() -> None:
         assert out[sw.address(sw.B128, 1024 + 128 * row + column)] == source[128 * (5 + row) + column]
 
 
+def test_padded_elements_take_16_bytes_and_count_as_packed() -> None:
+    source, out = aligned(1024, 1), aligned(ROOM)
+    m = TensorMap(source.ctypes.data, "b4x16_p64", (256, 4), (128,), (128, 2))
+    opcode = "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes"
+    launch(EXPECT.format(bytes=128) + f"@q {opcode} [r2], [d2, {{128, 1}}], [r3];" + WAIT + DUMP, source, out, m)
+    packed = source[:512].reshape(4, 2, 8, 8)[1:3, 1]
+    np.testing.assert_array_equal(out[:256].reshape(2, 8, 16)[:, :, :8], packed)
+
+
 def test_tensor_load_waits_for_its_bytes() -> None:
     """Without expect_tx the phase completes on the arrival alone, and a late copy is not seen."""
     source, out = aligned(1024, 1), aligned(ROOM)

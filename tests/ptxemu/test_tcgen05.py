@@ -172,9 +172,9 @@ ALLOCATION = """
 """
 
 
-def allocate(body: str, *, cluster: int = 1, warps: int = 1) -> Array:
+def allocate(body: str, *, cluster: int = 1, warps: int = 1, schedule: str = "lazy") -> Array:
     out = np.zeros(16, np.uint32)
-    device = Device("sm_100a")
+    device = Device("sm_100a", schedule=schedule)
     shape = {"grid": (cluster, 1, 1), "cluster": (cluster, 1, 1), "block": (32 * warps, 1, 1)}
     device.launch(ALLOCATION.format(body=body), args=[out], **shape)
     return out
@@ -219,6 +219,21 @@ END:
     assert allocate(body, warps=2)[0] == 1
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_waiting_allocations_get_room_one_after_the_other(schedule: str) -> None:
+    """Four warps, room for one at a time."""
+    body = """
+    mov.u32 r6, %tid.x;
+    shr.u32 r7, r6, 5;
+    mad.lo.u32 r3, r7, 4, r3;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r3], 512;
+    ld.shared.u32 r4, [r3];
+    atom.global.add.u32 r5, [d1], 1;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 r4, 512;
+    """
+    assert allocate(body, warps=4, schedule=schedule)[0] == 128
+
+
 def test_alloc_with_no_room_ever_is_a_deadlock() -> None:
     twice = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [slot], 512;\n" * 2
     with pytest.raises(Deadlock, match="waits for room"):
@@ -236,7 +251,7 @@ PAIR = """
 
 def test_a_pair_allocates_and_frees_together() -> None:
     allocate(PAIR.format(between=""), cluster=2)
-    with pytest.raises(Deadlock, match=r"tcgen05.alloc.cta_group::2 .*peer CTA"):
+    with pytest.raises(Deadlock, match=r"tcgen05.alloc of 128 columns with cta_group::2 .*peer CTA"):
         allocate("@!p bra END;" + PAIR.format(between="") + "END:", cluster=2)
 
 

@@ -91,12 +91,12 @@ def test_access_needs_an_allocation_and_stays_inside() -> None:
 
 def test_pair_allocates_the_same_columns_in_both_ctas_once_both_came() -> None:
     pair, memories = Pair(), (TensorMemory(), TensorMemory())
-    wait = pair.wait(pair.ask(0, memories[0], "alloc", 128), "tcgen05.alloc")
+    wait = pair.ask(0, memories[0], "alloc", 128)
     assert not wait.ready()
-    pair.ask(1, memories[1], "alloc", 128)
+    assert pair.ask(1, memories[1], "alloc", 128).ready()
     assert wait.ready()
     assert memories[0].allocations == memories[1].allocations == {0: 128}
-    wait = pair.wait(pair.ask(1, memories[1], "dealloc", 128, 0), "tcgen05.dealloc")
+    wait = pair.ask(1, memories[1], "dealloc", 128, 0)
     assert not wait.ready()
     assert memories[1].allocations
     pair.ask(0, memories[0], "dealloc", 128, 0)
@@ -105,10 +105,24 @@ def test_pair_allocates_the_same_columns_in_both_ctas_once_both_came() -> None:
     assert not memories[1].allocations
 
 
+def test_a_pairs_allocation_waits_for_the_pairs_deallocation() -> None:
+    pair, memories = Pair(), (TensorMemory(), TensorMemory())
+    for side in (0, 1):
+        pair.ask(side, memories[side], "alloc", 512)
+    waits = [pair.ask(side, memories[side], "alloc", 256) for side in (0, 1)]
+    assert "waits for the peer CTA or for room" in waits[0].what()
+    pair.ask(0, memories[0], "dealloc", 512)
+    assert not waits[0].ready()
+    pair.ask(1, memories[1], "dealloc", 512)
+    assert waits[0].ready()
+    assert waits[1].ready()
+    assert memories[1].allocations == {0: 256}
+
+
 def test_a_pair_that_disagrees_is_a_fault() -> None:
     pair = Pair()
     pair.ask(0, TensorMemory(), "alloc", 128)
-    with pytest.raises(MemoryFault, match="alloc of 128 columns at 0x0 and"):
+    with pytest.raises(MemoryFault, match="ask for 128 columns at 0x0 and 64 columns at 0x0"):
         pair.ask(1, TensorMemory(), "alloc", 64)
 
 
