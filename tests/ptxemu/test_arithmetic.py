@@ -59,7 +59,7 @@ def scalar_wide(a: Any, b: Any, least_a: int, least_b: int, c: float, least_c: i
 
 
 def fp4(a: Any, b: Any, sfa: ar.Scales, sfb: ar.Scales, c: Any) -> npt.NDArray[np.float32]:
-    return ar.multiply_fp4(ar.Fp4Operand(a, sfa), ar.Fp4Operand(b, sfb), c)
+    return ar.multiply_fp4(ar.Fp4Operand(a.astype(np.float32), sfa), ar.Fp4Operand(b.astype(np.float32), sfb), c)
 
 
 def fp4_case(seed: int, codes: Any, e8m0: bool = False, blocks: int = 4, magnitude: float = 8.0) -> dict[str, Any]:

@@ -391,6 +391,24 @@ def test_wait_group_counts_the_newest_groups_that_may_stay_pending() -> None:
     assert not out[68:72].any()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_keep_their_places_when_stores_complete_out_of_order(seed: int) -> None:
+    """wait_group.read 1 after each group: the source of the one before may be overwritten, whatever is done since."""
+    source, out = aligned(ROOM, 1), aligned(ROOM)
+    step = """
+    @q cp.async.bulk.global.shared::cta.bulk_group [d1+{0}], [r2+{0}], 16;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 1;
+    mov.b32 r9, 7;
+    {1}
+    """
+    body = FILL + PUBLISH
+    for i in range(40):
+        body += step.format(16 * i, f"@q st.shared.u32 [r2+{16 * (i - 1)}], r9;" if i else "")
+    launch(body + "cp.async.bulk.wait_group 0;", source, out, schedule="random", seed=seed)
+    np.testing.assert_array_equal(out[:640], source[:640])
+
+
 REPLACE = """
     tensormap.replace.tile.global_address{ss}.b1024.b64 [{at}], d0;
     tensormap.replace.tile.rank{ss}.b1024.b32 [{at}], 1;

@@ -70,7 +70,9 @@ class BulkGroups:
         self.groups: list[tuple[int, list[Store]]] = []
 
     def commit(self, m: int) -> None:
-        self.groups = [(mask, stores) for mask, stores in self.groups if any(not s.write.done for s in stores)]
+        # Only from the front: `pending` counts places from the newest, and stores may complete in any order.
+        while self.groups and all(s.write.done for s in self.groups[0][1]):
+            del self.groups[0]
         self.groups.append((m, [s for s in self.open if s.mask & m]))
         self.open = [s for s in self.open if not s.mask & m]
 
@@ -236,14 +238,17 @@ def tensor_load(
         _own(w, to, "cp.async.bulk.tensor to shared::cta")
     tma.check_shared(tensor, to)
     destinations = multicast_addresses(w, to, mask)
-    box = functools.cache(lambda: tma.read_box(tensor, at, _window(w)))
+    box: list[Bytes] = []  # read once, by the copy that lands first
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, pair), strict=True):
-        w.queue.submit(functools.partial(_land, w, tensor, box, address, barrier), f"cp.async.bulk.tensor.{dim} load")
+        land = functools.partial(_land, w, tensor, at, box, address, barrier)
+        w.queue.submit(land, f"cp.async.bulk.tensor.{dim} load")
 
 
-def _land(w: Warp, tensor: TensorMap, box: Callable[[], Bytes], address: int, barrier: Mbarrier) -> None:
+def _land(w: Warp, tensor: TensorMap, at: tuple[int, ...], box: list[Bytes], address: int, barrier: Mbarrier) -> None:
+    if not box:
+        box.append(tma.read_box(tensor, at, _window(w)))
     window = w.shared.view(address, tensor.box_bytes, write=True, proxy="async", actor=w)
-    tma.place(tensor, box(), window, address)
+    tma.place(tensor, box[0], window, address)
     barrier.complete_tx(tensor.transaction_bytes)
 
 

@@ -97,7 +97,7 @@ def decode_scales(codes: npt.NDArray[np.uint8], e8m0: bool) -> Scales:
 class Fp4Operand:
     """E2M1 values (rows, K) and their block scales (rows, K / 16 or K / 32)."""
 
-    values: F64
+    values: F32
     scales: Scales
 
     @cached_property
@@ -105,6 +105,22 @@ class Fp4Operand:
         """Values times scales; exact."""
         blocks = self.values.reshape(*self.scales.values.shape, -1)
         return (blocks * self.scales.values[:, :, None]).reshape(self.values.shape)
+
+    @cached_property
+    def scaled_f32(self) -> F32:
+        """The same; exact where the scales lie well inside the range of f32."""
+        blocks = self.values.reshape(*self.scales.values.shape, -1)
+        return (blocks * self.scales.values[:, :, None].astype(np.float32)).reshape(self.values.shape)
+
+    @cached_property
+    def largest_sum(self) -> float:
+        """An upper bound of a row's sum of magnitudes."""
+        return float(np.abs(self.scaled_f32).sum(axis=1).max())
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest magnitude of a scaled value."""
+        return float(np.abs(self.scaled_f32).max())
 
     def rows(self, part: slice) -> Fp4Operand:
         return Fp4Operand(self.values[part], self.scales.rows(part))
@@ -122,7 +138,7 @@ def multiply_fp4(a: Fp4Operand, b: Fp4Operand, c: F32 | None) -> F32:
     aligned = _Aligned(c, a.scales, b.scales)
     if aligned.products_exact:
         # Every term keeps all its bits, so that one exact matrix product does what the hardware does.
-        total = a.scaled @ b.scaled.T
+        total = _exact_product(a, b, aligned.unit)
         if c is not None:
             total += aligned.truncated_accumulator()
     else:
@@ -136,6 +152,17 @@ def multiply_fp4(a: Fp4Operand, b: Fp4Operand, c: F32 | None) -> F32:
             total += np.trunc(part, out=part)
         total *= _power_of_two(top - FP4_BITS)
     return aligned.finish(total)
+
+
+def _exact_product(a: Fp4Operand, b: Fp4Operand, unit: int) -> F64:
+    """A B^T of scaled values whose products are multiples of 2^unit.
+
+    In float32 where no partial sum can need more than 24 bits, which ordinary data do not.
+    """
+    moderate = unit > -40 and a.scales.largest < 20 and b.scales.largest < 20
+    if moderate and a.largest_sum * b.largest < 2.0 ** min(24 + unit, 127):
+        return np.asarray((a.scaled_f32 @ b.scaled_f32.T).astype(np.float64))
+    return np.asarray(a.scaled @ b.scaled.T)
 
 
 def _power_of_two(exponent: npt.NDArray[Any]) -> F64:
@@ -177,7 +204,9 @@ class _Aligned:
             peak = _peak(self.accumulator)
         largest_c = int(np.frexp(peak)[1]) - 1 if peak else ZERO_EXPONENT
         self.largest_scale = sfa.largest + sfb.largest
+        # Every product is a multiple of 2^unit.
         unit = sfa.least + sfb.least - sfa.mantissa_bits - sfb.mantissa_bits - 2 * nx.E2M1.mantissa_bits
+        self.unit = unit
         self.products_exact = unit >= max(largest_c, self.largest_scale) - FP4_BITS and unit >= -149
 
     def truncated_accumulator(self) -> F32:
@@ -185,12 +214,13 @@ class _Aligned:
         c = self.accumulator
         # A C of at least this keeps every bit of its 24-bit significand.
         bound = np.inf if self.largest_scale > 139 else np.ldexp(1.0, self.largest_scale - (FP4_BITS - 23))
-        magnitude = np.abs(c)
-        index = np.flatnonzero((magnitude < np.float32(bound)) & (magnitude > 0))
+        index = np.flatnonzero(np.abs(c) < np.float32(bound))
         if not index.size:
             return c
         rows, columns = np.divmod(index, c.shape[1])
         values = c[rows, columns]
+        if not values.any():
+            return c
         top = (self.sfa.exponents[rows] + self.sfb.exponents[columns]).max(axis=1)
         top = np.maximum(top, _f32_exponents(values, ZERO_EXPONENT))
         c = np.array(c)
@@ -237,9 +267,12 @@ def truncate_to_f32(values: F64, may_underflow: bool = True) -> F32:
 
 @dataclass(frozen=True)
 class Operand:
-    """Element values and their exponents, (rows, K), block scales multiplied in."""
+    """Element values and their exponents, (rows, K), block scales multiplied in.
 
-    values: F64
+    For the FP4 kinds the values are float32 without scales, and the exponents unused.
+    """
+
+    values: npt.NDArray[Any]
     exponents: I16
 
     def rows(self, part: slice) -> Operand:

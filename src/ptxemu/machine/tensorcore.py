@@ -8,7 +8,7 @@ rows, half of B's columns, the scales of its own A rows, the scales of all of B,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -106,13 +106,40 @@ def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
     gathered = [_gather(cta, op.b, d.n // group, d.k_bytes, d.b, d.b_mn_major) for cta in ctas]
     codes = [_codes(d, d.b, raw, d.b_mn_major) for raw in gathered]
     b = _decode(d, d.b, codes[0] if group == 1 else np.concatenate(codes), d.negate_b)
+    b_scaled: dict[tuple[int, bytes], ScaledB] = {}
     for side, cta in enumerate(ctas):
         a = _decode(d, d.a, _a_codes(d, cta, op, rows, group), d.negate_a)
         disabled = op.disabled >> 128 * side & ((1 << 128) - 1)
         for tile in _tiles(rows, d.n, group, op.d >> 16):
             c = _accumulator(d, cta, op, tile, column) if op.accumulate else None
-            for part, result in _products(d, cta, op, tile, a.rows(tile.rows), b.rows(tile.columns), c):
+            rows_of_a, columns_of_b = a.rows(tile.rows), b.rows(tile.columns)
+            if not d.block_scaled:
+                _store(d, cta, tile, column, tile.rows, ar.multiply_wide(rows_of_a, columns_of_b, c, d.d_f16), disabled)
+                continue
+            sfa = _a_scales(d, cta, op, tile)
+            for part, codes_b in _b_scales(d, cta, op, tile):
+                key = tile.columns.start, codes_b.tobytes()  # mostly the same in both CTAs
+                right = b_scaled.get(key) or b_scaled.setdefault(key, _scale(d, columns_of_b, codes_b))
+                left = _scale(d, rows_of_a.rows(part), sfa[part])
+                result = _multiply(left, right, None if c is None else c[part])
                 _store(d, cta, tile, column, part, result, disabled)
+
+
+ScaledB = ar.Fp4Operand | ar.Operand
+
+
+def _scale(d: ds.MmaDescriptor, operand: ar.Operand, codes: Bytes) -> ScaledB:
+    """An operand with its block scales' codes (rows, blocks)."""
+    scales = ar.decode_scales(codes, d.scale_e8m0)
+    return ar.Fp4Operand(operand.values, scales) if d.packed_fp4 else operand.scaled(scales)
+
+
+def _multiply(a: ScaledB, b: ScaledB, c: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32]:
+    if isinstance(a, ar.Fp4Operand):
+        assert isinstance(b, ar.Fp4Operand)
+        return ar.multiply_fp4(a, b, c)
+    assert isinstance(b, ar.Operand)
+    return ar.multiply_wide(a, b, c)
 
 
 def _column(address: int, what: str, lanes: tuple[int, ...] = (0,)) -> int:
@@ -172,14 +199,19 @@ def _unpad(raw: Bytes, fmt: nx.Format) -> Bytes:
     return np.packbits(bits, axis=3, bitorder="little").reshape(raw.shape)
 
 
-# Two float64 a byte, as one complex128: a single 16-byte item is what numpy looks up fastest.
-_FP4_PAIRS = nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None])).view(np.complex128).reshape(256)
+# Two float32 a byte, as one float64: a single item is what numpy looks up fastest.
+_FP4_PAIRS = (
+    nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None]))
+    .astype(np.float32)
+    .view(np.float64)
+    .ravel()
+)
 
 
 def _decode(d: ds.MmaDescriptor, fmt: nx.Format, codes: npt.NDArray[Any], negate: bool) -> ar.Operand:
     if not d.packed_fp4:
         return ar.decode_operand(fmt, codes, negate)
-    values = _FP4_PAIRS[codes].view(np.float64)
+    values = _FP4_PAIRS[codes].view(np.float32)
     return ar.Operand(-values if negate else values, _NO_EXPONENTS)
 
 
@@ -219,28 +251,6 @@ def _store(
     block[lanes[keep]] = words[keep]
 
 
-def _products(
-    d: ds.MmaDescriptor,
-    cta: CtaUnits,
-    op: Mma,
-    tile: Tile,
-    a: ar.Operand,
-    b: ar.Operand,
-    c: npt.NDArray[np.float32] | None,
-) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-    """The results of a tile, as rows and values; in one piece unless quarters hold different scales of B."""
-    if not d.block_scaled:
-        yield slice(0, len(a.values)), ar.multiply_wide(a, b, c, d.d_f16)
-        return
-    sfa = _a_scales(d, cta, op, tile)
-    for part, sfb in _b_scales(d, cta, op, tile):
-        rows, scales, acc = a.rows(part), sfa.rows(part), None if c is None else c[part]
-        if d.packed_fp4:
-            yield part, ar.multiply_fp4(ar.Fp4Operand(rows.values, scales), ar.Fp4Operand(b.values, sfb), acc)
-        else:
-            yield part, ar.multiply_wide(rows.scaled(scales), b.scaled(sfb), acc)
-
-
 def _scale_columns(rows: int, count: int, first: int) -> tuple[int, int, int]:
     """Of `count` scales a row from byte `first` on: columns between groups of four, groups, columns in all.
 
@@ -251,15 +261,15 @@ def _scale_columns(rows: int, count: int, first: int) -> tuple[int, int, int]:
     return stride, groups, (groups - 1) * stride + -(-rows // 32)
 
 
-def _a_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> ar.Scales:
-    """Scales of the tile's rows; each quarter of lanes reads its own copy, for the rows whose results it holds."""
+def _a_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> Bytes:
+    """Scale codes of the tile's rows; each quarter of lanes reads its own copy, for the rows whose results it holds."""
     rows, count, first = tile.rows.stop, d.k // op.block, d.a_scale_id
     stride, groups, columns = _scale_columns(rows, count, first)
     words = cta.block(_scale_column(op.scale_a, "the scales of A"), tmem.LANES, columns).reshape(4, 32, columns)
     row_groups = np.arange(rows // 32)
     quarters = np.array(tile.quarters)[row_groups]
     picked = [words[quarters, :, row_groups + g * stride].reshape(rows, 1) for g in range(groups)]
-    return ar.decode_scales(_scale_bytes(picked, count, first), d.scale_e8m0)
+    return _scale_bytes(picked, count, first)
 
 
 def _scale_bytes(words: list[npt.NDArray[np.uint32]], count: int, first: int) -> Bytes:
@@ -268,19 +278,19 @@ def _scale_bytes(words: list[npt.NDArray[np.uint32]], count: int, first: int) ->
     return codes[:, first : first + count]
 
 
-def _b_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> list[tuple[slice, ar.Scales]]:
-    """Scales of a tile's columns of B, for all its rows, or by quarter where the copies differ."""
+def _b_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> list[tuple[slice, Bytes]]:
+    """Scale codes of a tile's columns of B, for all its rows, or by quarter where the copies differ."""
     n, count, first = _width(tile), d.k // op.block, d.b_scale_id
     stride, groups, columns = _scale_columns(n, count, first)
     words = cta.block(_scale_column(op.scale_b, "the scales of B"), tmem.LANES, columns).reshape(4, 32, columns)
-    copies = words[list(tile.quarters)]
-    same = bool((copies == copies[0]).all())
+    copies = words[tile.quarters[0] : tile.quarters[-1] + 1]
+    same = bool((copies[1:] == copies[0]).all())
     width = -(-n // 32)
     found = []
     for i, one in enumerate(copies[:1] if same else copies):
         picked = [one[:, g * stride : g * stride + width].T.reshape(-1, 1)[:n] for g in range(groups)]
         rows = slice(0, 32 * len(tile.quarters)) if same else slice(32 * i, 32 * (i + 1))
-        found.append((rows, ar.decode_scales(_scale_bytes(picked, count, first), d.scale_e8m0)))
+        found.append((rows, _scale_bytes(picked, count, first)))
     return found
 
 
