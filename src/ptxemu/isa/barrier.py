@@ -27,7 +27,7 @@ def _arrivals(w: Warp, m: int) -> int:
     return LANES if m == w.alive else m.bit_count()
 
 
-@warp("bar{.cta}.sync a{, b}")
+@warp("bar{.cta}.sync a{, b}", converge="aligned")
 @warp("barrier{.cta}.sync{.aligned} a{, b}")
 def sync(w: Warp, m: int, a: Value, b: Value = None) -> Generator[Wait, None, None]:
     """PTX 'bar, barrier'.  Arrives and waits."""
@@ -35,7 +35,7 @@ def sync(w: Warp, m: int, a: Value, b: Value = None) -> Generator[Wait, None, No
     yield barrier.wait(barrier.arrive(_arrivals(w, m), count))
 
 
-@warp("bar{.cta}.arrive a, b")
+@warp("bar{.cta}.arrive a, b", converge="aligned")
 @warp("barrier{.cta}.arrive{.aligned} a, b")
 def arrive(w: Warp, m: int, a: Value, b: Value) -> None:
     """PTX 'bar, barrier'.  Arrives and goes on."""
@@ -43,18 +43,18 @@ def arrive(w: Warp, m: int, a: Value, b: Value) -> None:
     barrier.arrive(_arrivals(w, m), count)
 
 
-@warp("bar{.cta}.red.popc.u32 d, a, c")
+@warp("bar{.cta}.red.popc.u32 d, a, c", converge="aligned")
 @warp("barrier{.cta}.red.popc{.aligned}.u32 d, a, c")
-@warp("bar{.cta}.red.op.pred d, a, c", op="and or")
+@warp("bar{.cta}.red.op.pred d, a, c", op="and or", converge="aligned")
 @warp("barrier{.cta}.red.op{.aligned}.pred d, a, c", op="and or")
 def reduce(w: Warp, m: int, a: Value, c: int, *, op: str = "popc") -> Generator[Wait, None, int]:
     """PTX 'bar, barrier'.  Waits, and reduces a predicate."""
     return (yield from _reduce(w, m, a, None, c, op))
 
 
-@warp("bar{.cta}.red.popc.u32 d, a, b, c")
+@warp("bar{.cta}.red.popc.u32 d, a, b, c", converge="aligned")
 @warp("barrier{.cta}.red.popc{.aligned}.u32 d, a, b, c")
-@warp("bar{.cta}.red.op.pred d, a, b, c", op="and or")
+@warp("bar{.cta}.red.op.pred d, a, b, c", op="and or", converge="aligned")
 @warp("barrier{.cta}.red.op{.aligned}.pred d, a, b, c", op="and or")
 def reduce_some(w: Warp, m: int, a: Value, b: Value, c: int, *, op: str = "popc") -> Generator[Wait, None, int]:
     """PTX 'bar, barrier'.  As above, of b threads."""

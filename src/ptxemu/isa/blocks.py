@@ -87,7 +87,7 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
             pending.append((blocks[-1], found))
             blocks[-1].jump = Jump(form.function(), item.line, item.guard)
             fresh()
-        elif form.blocking or form.converge:
+        elif form.blocking or found.converge:
             block = fresh()
             if item.guard is not None:  # the lanes that the guard keeps out pass by
                 guard = Register(item.guard.name, 0, not item.guard.negated)
@@ -134,7 +134,7 @@ def _live(blocks: list[Plan], numbers: Mapping[str, int]) -> None:
             for operand in found.results:
                 for register in registers_in(operand):
                     bit = 1 << numbers[register.name]
-                    if found.instruction.guard is not None and not (found.form.blocking or found.form.converge):
+                    if found.instruction.guard is not None and not (found.form.blocking or found.converge):
                         read |= bit & ~written  # lanes that the guard keeps out keep their value
                     written |= bit
         if block.jump is not None:

@@ -35,6 +35,7 @@ def _shfl(m: int, a: Value, b: Value, c: Value, mode: str) -> tuple[Value, int]:
         if whole(a):
             return a, FULL if inside else 0
         return (int(a[source]), FULL) if inside else (a, 0)
+    b, c = (x if whole(x) else x.astype(np.int64) for x in (b, c))
     amount, segment, clamp = b & 31, c >> 8 & 31, c & 31
     low = _LANE & segment
     limit = low | (clamp & ~segment)

@@ -101,6 +101,11 @@ class Decoded:
         return functools.partial(self.form.function, **options) if options else self.form.function
 
     @property
+    def converge(self) -> str | None:
+        """Which lanes have to be there: "aligned", all of the warp; or the operand that names them; None: any."""
+        return "aligned" if ".aligned" in self.instruction.opcode else self.form.converge
+
+    @property
     def parts(self) -> int:
         """The number of elements of the vector operand; what a function's `parts` parameter gets."""
         vectors = [o for o in (*self.results, *self.sources) if isinstance(o, Vector)]
@@ -185,8 +190,6 @@ def _make(
         raise TypeError(f"{syntax}: types given for {unknown}, which the syntax does not name")
     if not (function.__doc__ or "").startswith("PTX '"):
         raise TypeError(f"{syntax}: the docstring of {function.__name__} has to begin with its section: PTX '...'")
-    if converge is None and ".aligned" in head:
-        converge = "aligned"
     return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, converge)
 
 

@@ -245,11 +245,11 @@ class _Generator:
 
     def instruction(self, found: Decoded, block: int) -> None:
         indent = "    "
-        if found.form.converge is not None:
+        if found.converge is not None:
             self.converge(found, block)
         guard = found.instruction.guard
         lane_wise = self.lane_wise(found) if found.form.kind == "lanes" else ""
-        if guard is not None and not found.form.converge:
+        if guard is not None and not found.converge:
             self.emit(f"    q = {self.predicate(guard)} & m")
             self.emit("    if q:")
             indent = "        "
@@ -260,10 +260,10 @@ class _Generator:
 
     def converge(self, found: Decoded, block: int) -> None:
         """Code that waits for the lanes that have to run the instruction together."""
-        if found.form.converge == "aligned":
+        if found.converge == "aligned":
             self.emit(f"    if w.alive != m: return w.hold(B{block}, w.alive)")
         else:
-            operand = found.sources[found.form.sources.index(str(found.form.converge))]
+            operand = found.sources[found.form.sources.index(str(found.converge))]
             if isinstance(operand, Immediate) and operand.value & FULL == FULL:
                 self.emit(f"    if w.alive & ~m: return w.hold(B{block}, w.alive)")
             else:
@@ -314,6 +314,8 @@ class _Generator:
     def lane_wise(self, found: Decoded) -> str:
         """The expression of a lane-wise instruction: its scalar function when all operands are uniform."""
         scalar, vector, values, sources, to_type = self.composed(found)
+        if found.form.function is mov and self.width(found.results[0], 0) == sources[0][1]:
+            return values[0]
         values = [self.local(v) for v in values]
         tests = []
         for value, (name, _), operand in zip(values, sources, found.sources, strict=False):
@@ -387,7 +389,7 @@ class _Generator:
     def blocking(self, p: Plan, found: Decoded) -> None:
         """A block for an instruction that may wait: `block_n` begins it, `finish_n` takes its result."""
         self.line = found.instruction.line
-        if found.form.converge is not None:
+        if found.converge is not None:
             self.converge(found, p.index)
         self.emit(f"    return w.start({self.call(found, 'm')}, finish_{p.index}, B{p.index})")
         self.emit(f"def finish_{p.index}(w, R, m, result):")
