@@ -163,6 +163,8 @@ def logic_cases() -> Iterator[Case]:
             (t >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32)
         )
         yield case(f"lop3.b32 d, a, b, c, {table:#x}", "b32", "b32 b32 b32", bitwise)
+        fixed = lambda a, b, f=bitwise: f(a, b, -252645136 & 0xFFFFFFFF)  # noqa: E731
+        yield case(f"lop3.b32 d, a, b, -252645136, {table:#x}", "b32", "b32 b32", fixed)
     for way in "lr":
         for mode in ("clamp", "wrap"):
             shifted = lambda a, b, c, w=way, m=mode: funnel(a, b, c, w == "l", m)  # noqa: E731

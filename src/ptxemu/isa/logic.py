@@ -45,10 +45,13 @@ def lop3(a: Value, b: Value, c: Value, table: Value) -> Value:
     """PTX 'Logic and Shift Instructions: lop3'.  Bit 4a + 2b + c of the table, bit by bit."""
     if table == 0:
         return a & 0
+    a, b, c = (x & 0xFFFFFFFF if whole(x) else x for x in (a, b, c))
     result = None
     for row in range(8):
         if table >> row & 1:
-            term = (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+            # An exclusive or, since ~ would make a negative int of a uniform value.
+            ones = [0 if row >> bit & 1 else 0xFFFFFFFF for bit in (2, 1, 0)]
+            term = (a ^ ones[0]) & (b ^ ones[1]) & (c ^ ones[2])
             result = term if result is None else result | term
     return result
 
