@@ -105,6 +105,14 @@ def test_mxfp4_equals_the_scalar_model(blocks: int, codes: Any) -> None:
             assert got[i, j] == (float(expected) if abs(expected) < 2**128 else np.copysign(np.inf, float(expected)))
 
 
+@pytest.mark.parametrize(("left", "right"), [(0, 254), (254, 0), (10, 240), (1, 1)])
+def test_scales_at_the_ends_of_the_range_neither_overflow_nor_underflow(left: int, right: int) -> None:
+    sfa, sfb = (ar.decode_scales(np.full((1, 2), code, np.uint8), True) for code in (left, right))
+    values = np.full((1, 64), 6.0)
+    expected = scalar_fp4(values[0], values[0], sfa.values[0], sfb.values[0], 0.0, True)
+    assert fp4(values, values, sfa, sfb, None)[0, 0] == expected
+
+
 def test_ordinary_data_is_one_truncation_of_c_plus_the_exact_dot() -> None:
     """NVFP4 in practice: RZ_fp32(C + exact dot), so a long K drifts toward zero."""
     case = fp4_case(9, np.arange(0x70, 0x7F), magnitude=10)

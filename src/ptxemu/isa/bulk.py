@@ -78,8 +78,9 @@ class BulkGroups:
 
     def pending(self, m: int, keep: int, read: bool) -> list[Operation]:
         """What is unfinished of each lane's groups but its newest `keep`."""
+        together = all(mask & m == m for mask, _ in self.groups)
         found: dict[Operation, None] = {}
-        for lane in lanes(m):
+        for lane in lanes(m & -m if together else m):
             mine = [stores for mask, stores in self.groups if mask >> lane & 1]
             for stores in mine[: max(len(mine) - keep, 0)]:
                 steps = (s.read if read else s.write for s in stores)

@@ -21,7 +21,7 @@ from ptxemu.isa.engine import Value, thread, warp
 from ptxemu.isa.mbarrier import barrier_at
 from ptxemu.machine import tensorcore as tc
 from ptxemu.machine.descriptors import InvalidDescriptor, MmaDescriptor, SharedMatrix
-from ptxemu.machine.lanes import LANES, first
+from ptxemu.machine.lanes import LANES, bools, first
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Wait
 from ptxemu.machine.tmem import QUARTER, Fragment, fragment, split
@@ -120,7 +120,7 @@ def _uniform(value: Value, m: int, what: str) -> int:
     if type(value) is int:
         return value
     found = int(value[first(m)])
-    if any(int(value[lane]) != found for lane in range(LANES) if m >> lane & 1):
+    if not (value == found)[bools(m)].all():
         raise MemoryFault(f"the threads of a warp give different values of {what} to a tcgen05 instruction")
     return found
 

@@ -159,8 +159,9 @@ def _exact_product(a: Fp4Operand, b: Fp4Operand, unit: int) -> F64:
 
     In float32 where no partial sum can need more than 24 bits, which ordinary data do not.
     """
-    moderate = unit > -40 and a.scales.largest < 20 and b.scales.largest < 20
-    if moderate and a.largest_sum * b.largest < 2.0 ** min(24 + unit, 127):
+    moderate = -40 < unit and max(a.scales.largest, b.scales.largest) < 20
+    narrow = a.scales.largest + b.scales.largest - unit < 18  # else the next test is sure to fail
+    if moderate and narrow and a.largest_sum * b.largest < 2.0 ** min(24 + unit, 127):
         return np.asarray((a.scaled_f32 @ b.scaled_f32.T).astype(np.float64))
     return np.asarray(a.scaled @ b.scaled.T)
 

@@ -7,7 +7,7 @@ tcgen05.relinquish_alloc_permit", "tcgen05.ld", "tcgen05.cp".  An address is lan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -187,8 +187,15 @@ class Fragment:
     def registers(self) -> int:
         return int(self.lane.shape[1])
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether lane t, column r is simply where register r of thread t lies."""
+        return bool((self.lane == np.arange(32)[:, None]).all() and (self.column == np.arange(self.registers)).all())
+
     def load(self, block: Words) -> Words:
         """(registers, 32): each register of all lanes, from a block of `lanes` by `columns`."""
+        if self.plain and block.shape[1] == self.registers:
+            return np.ascontiguousarray(block.T)
         return np.ascontiguousarray(block[self.lane.T, self.column.T])
 
     def store(self, block: Words, values: Words) -> None:
