@@ -17,6 +17,7 @@ CHAPTERS = (
     "mbarrier",
     "sync",
     "cp_async",
+    "remote",
     "matrix",
     "bulk",
     "tcgen05",

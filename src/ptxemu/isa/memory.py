@@ -128,7 +128,7 @@ def _float_extreme(old: int, b: int, type: str, least: bool) -> int:
     return int((np.fmin if least else np.fmax)(left, right).view(word)[0])
 
 
-def _result(op: str, type: str, old: int, b: int) -> int:
+def combine(op: str, type: str, old: int, b: int) -> int:
     """The new content of memory."""
     if op == "add":
         return _add(old, b, type)
@@ -193,7 +193,7 @@ def _atomic_forms(opcode: str, operands: str, sem: str) -> Callable[[F], F]:
 )
 def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> Value:
     """PTX 'atom'.  Returns the old value."""
-    return _atomic(w, m, a, ss, type, lambda lane, old: _result(op, type, old, w.lane(b, lane)))
+    return _atomic(w, m, a, ss, type, lambda lane, old: combine(op, type, old, w.lane(b, lane)))
 
 
 @warp(
@@ -212,7 +212,7 @@ def cas(w: Warp, m: int, a: Value, b: Value, c: Value, *, ss: str | None, type: 
 @_atomic_forms("red", "[a], b{, policy}", "relaxed release")
 def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> None:
     """PTX 'red'.  As atom, without the old value."""
-    _atomic(w, m, a, ss, type, lambda lane, old: _result(op, type, old, w.lane(b, lane)))
+    _atomic(w, m, a, ss, type, lambda lane, old: combine(op, type, old, w.lane(b, lane)))
 
 
 @warp(
