@@ -40,22 +40,23 @@ def case(instruction: str, result: str, sources: str, want: Callable[..., Any]) 
     return Case(instruction, result, tuple(sources.split()), want)
 
 
-def kernel(instruction: str, result: str, sources: Sequence[str]) -> str:
-    """A kernel `out, a, b, ...: out[lane] = instruction of a[lane], b[lane], ...`; a clear bit i of `step` makes
-    operand i uniform."""
+def kernel(instruction: str, result: str, sources: Sequence[str], uniform: int = 0) -> str:
+    """A kernel `out, a, b, ...: out[lane] = instruction of a[lane], b[lane], ...`.
+
+    uniform: a bit for each operand that all lanes load from the first element, which makes it a uniform value.
+    """
     names = "abce"[: len(sources)]
-    text = [HEADER, ".visible .entry k(.param .u64 out, .param .u32 step"]
+    text = [HEADER, ".visible .entry k(.param .u64 out"]
     text += [f", .param .u64 p_{name}" for name in names]
     text += [")\n{\n.reg .b32 lane, word;\n.reg .b64 at, base;\nmov.u32 lane, %laneid;\n"]
     for name, kind in zip(("d", *names), (result, *sources), strict=True):
         bits = BITS[kind]
         text.append(f".reg .{'pred' if bits == 1 else f'b{max(bits, 16)}'} {name};\n")
-    text.append(".reg .b32 steps, stride;\nld.param.u32 steps, [step];\n")
     for index, (name, kind) in enumerate(zip(names, sources, strict=True)):
-        text.append(f"shr.u32 stride, steps, {index};\nand.b32 stride, stride, 1;\nmul.lo.u32 stride, stride, lane;\n")
         bits = BITS[kind]
-        size = WORD[bits]().itemsize
-        text.append(f"ld.param.u64 base, [p_{name}];\nmad.wide.u32 at, stride, {size}, base;\n")
+        text.append(f"ld.param.u64 at, [p_{name}];\n")
+        if not uniform >> index & 1:
+            text.append(f"mad.wide.u32 at, lane, {WORD[bits]().itemsize}, at;\n")
         if bits == 1:
             text.append(f"ld.global.b32 word, [at];\nsetp.ne.u32 {name}, word, 0;\n")
         else:
@@ -74,8 +75,8 @@ def execute(instruction: str, result: str, *operands: tuple[str, Any], uniform: 
     operand of which all lanes use the first element."""
     out = np.zeros(32, WORD[BITS[result]])
     arrays = [np.array(bits, WORD[BITS[kind]]) for kind, bits in operands]
-    text = kernel(instruction, result, [kind for kind, _ in operands])
-    _device.launch(text, args=[out, ~uniform, *arrays])
+    text = kernel(instruction, result, [kind for kind, _ in operands], uniform)
+    _device.launch(text, args=[out, *arrays])
     return out
 
 

@@ -42,7 +42,7 @@ def _compare_float(cmp: str, a: Value, b: Value) -> Value:
     return ORDERED[cmp](a, b) & ~unordered
 
 
-@lanes("setp.cmp.type p, a, b", {"p": "pred"}, cmp=INT_CMP, type=INTEGERS)
+@lanes("setp.cmp.type p, a, b", {"p": "pred"}, ints=True, cmp=INT_CMP, type=INTEGERS)
 def setp(a: Value, b: Value, *, cmp: str) -> Value:
     """PTX 'Comparison and Selection Instructions: setp'.  p = a cmp b."""
     return ORDERED[cmp](a, b)

@@ -64,6 +64,7 @@ class Form:
     options: tuple[str, ...]  # its keyword-only parameters
     operand_types: Mapping[str, str]
     choices: Mapping[str, tuple[str, ...]]
+    takes_ints: bool  # a lane-wise function that takes ints among its arrays
     converge: str | None  # "aligned": all lanes of the warp; otherwise the operand that names the lanes
 
     @property
@@ -120,14 +121,17 @@ class Decoded:
         return str(found)
 
 
-def lanes(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
+def lanes(
+    syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), *, ints: bool = False, **choices: str
+) -> Callable[[F], F]:
     """A lane-wise function of numbers.
 
     operands: types of operands that are not of the instruction's `.type`: a type, or the name of another choice; one
     string for all of them.
     choices: for each `.name` of the syntax its allowed values, separated by spaces.
+    ints=True: the function is right when only some operands are arrays; otherwise it gets either ints or arrays alone.
     """
-    return _entry("lanes", syntax, operands, choices)
+    return _entry("lanes", syntax, operands, choices, ints)
 
 
 def warp(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
@@ -147,12 +151,14 @@ def flow(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), 
     return _entry("flow", syntax, operands, choices)
 
 
-def _entry(kind: str, syntax: str, operands: Mapping[str, str] | str, choices: dict[str, str]) -> Callable[[F], F]:
+def _entry(
+    kind: str, syntax: str, operands: Mapping[str, str] | str, choices: dict[str, str], ints: bool = False
+) -> Callable[[F], F]:
     converge = choices.pop("converge", None)
     listed = {name: tuple(values.split()) for name, values in choices.items()}
 
     def register(function: F) -> F:
-        form = _make(kind, syntax, function, operands, listed, converge)
+        form = _make(kind, syntax, function, operands, listed, ints, converge)
         _FORMS.setdefault(form.opcode, []).append(form)
         decode_opcode.cache_clear()
         return function
@@ -166,6 +172,7 @@ def _make(
     function: Callable[..., Any],
     operands: Mapping[str, str] | str,
     choices: dict[str, tuple[str, ...]],
+    ints: bool,
     converge: str | None,
 ) -> Form:
     head, _, tail = syntax.partition(" ")
@@ -190,7 +197,7 @@ def _make(
         raise TypeError(f"{syntax}: types given for {unknown}, which the syntax does not name")
     if not (function.__doc__ or "").startswith("PTX '"):
         raise TypeError(f"{syntax}: the docstring of {function.__name__} has to begin with its section: PTX '...'")
-    return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, converge)
+    return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge)
 
 
 def _compile_opcode(head: str, choices: Mapping[str, tuple[str, ...]]) -> tuple[re.Pattern[str], set[str]]:

@@ -279,9 +279,10 @@ class _Generator:
         to_type = found.type_of(found.result_names[0]) or "b32"
         to = (to_type, self.width(result, bits_of(to_type)))
         sources = tuple(zip(types, widths, strict=True))
+        ints = found.form.takes_ints
         key = (found.form.function, tuple(found.modifiers[o] for o in found.form.options), sources, to)
-        scalar = self.bind((key, "S"), "S", lambda: compose(found.function, sources, to)[0])
-        vector = self.bind((key, "V"), "V", lambda: compose(found.function, sources, to)[1])
+        scalar = self.bind((key, "S"), "S", lambda: compose(found.function, sources, to, ints)[0])
+        vector = self.bind((key, "V"), "V", lambda: compose(found.function, sources, to, ints)[1])
         values = [self.value(o, w) for o, (_, w) in zip(operands, sources, strict=True)]
         return scalar, vector, values, sources, to_type
 

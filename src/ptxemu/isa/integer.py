@@ -11,7 +11,7 @@ INT16_32_64 = "u16 u32 u64 s16 s32 s64"
 WIDE = {"u16": 32, "s16": 32, "u32": 64, "s32": 64}
 
 
-@lanes("add.type d, a, b", type=INT16_32_64)
+@lanes("add.type d, a, b", ints=True, type=INT16_32_64)
 def add(a: Value, b: Value) -> Value:
     """PTX 'Integer Arithmetic Instructions: add'.  d = a + b, wrapping."""
     return a + b
@@ -23,7 +23,7 @@ def add_sat(a: Value, b: Value) -> Value:
     return _clamp(_long(a) + b)
 
 
-@lanes("sub.type d, a, b", type=INT16_32_64)
+@lanes("sub.type d, a, b", ints=True, type=INT16_32_64)
 def sub(a: Value, b: Value) -> Value:
     """PTX 'Integer Arithmetic Instructions: sub'.  d = a - b, wrapping."""
     return a - b
@@ -35,7 +35,7 @@ def sub_sat(a: Value, b: Value) -> Value:
     return _clamp(_long(a) - b)
 
 
-@lanes("mul.lo.type d, a, b", type=INT16_32_64)
+@lanes("mul.lo.type d, a, b", ints=True, type=INT16_32_64)
 def mul_lo(a: Value, b: Value) -> Value:
     """PTX 'Integer Arithmetic Instructions: mul'.  The low half of the product."""
     return a * b

@@ -10,19 +10,19 @@ from ptxemu.isa.lift import choose, whole
 BITS = "pred b16 b32 b64"
 
 
-@lanes("and.type d, a, b", type=BITS)
+@lanes("and.type d, a, b", ints=True, type=BITS)
 def and_(a: Value, b: Value) -> Value:
     """PTX 'Logic and Shift Instructions: and'."""
     return a & b
 
 
-@lanes("or.type d, a, b", type=BITS)
+@lanes("or.type d, a, b", ints=True, type=BITS)
 def or_(a: Value, b: Value) -> Value:
     """PTX 'Logic and Shift Instructions: or'."""
     return a | b
 
 
-@lanes("xor.type d, a, b", type=BITS)
+@lanes("xor.type d, a, b", ints=True, type=BITS)
 def xor(a: Value, b: Value) -> Value:
     """PTX 'Logic and Shift Instructions: xor'."""
     return a ^ b
@@ -40,7 +40,7 @@ def cnot(a: Value) -> Value:
     return int(not a) if whole(a) else np.equal(a, 0)
 
 
-@lanes("lop3.b32 d, a, b, c, table", "b32")
+@lanes("lop3.b32 d, a, b, c, table", "b32", ints=True)
 def lop3(a: Value, b: Value, c: Value, table: Value) -> Value:
     """PTX 'Logic and Shift Instructions: lop3'.  Bit 4a + 2b + c of the table, bit by bit."""
     if table == 0:
@@ -59,21 +59,13 @@ def lop3(a: Value, b: Value, c: Value, table: Value) -> Value:
 @lanes("shf.way.mode.b32 d, a, b, c", "b32", way="l r", mode="clamp wrap")
 def shf(a: Value, b: Value, c: Value, *, way: str, mode: str) -> Value:
     """PTX 'Logic and Shift Instructions: shf'.  b:a shifted; the high word of a left shift, else the low."""
-    if not whole(c):
-        c = c.astype(np.uint64)
+    a, b, c = (x if whole(x) else x.astype(np.uint64) for x in (a, b, c))
     count = c & 31 if mode == "wrap" else choose(c > 32, 32, c)
-    if whole(a, b):
-        wide = b << 32 | a
-        if not whole(c):
-            wide, count = np.uint64(wide), count.astype(np.uint64)
-    else:
-        high, low = (x if whole(x) else x.astype(np.uint64) for x in (b, a))
-        wide = high << 32 | low if whole(high) else (high << np.uint64(32)) | low
-        wide = np.full(1, wide, np.uint64) if whole(wide) else wide
-    return wide << count >> 32 if way == "l" else wide >> count
+    both = b << 32 | a
+    return both << count >> 32 if way == "l" else both >> count
 
 
-@lanes("shl.type d, a, b", {"b": "u32"}, type="b16 b32 b64")
+@lanes("shl.type d, a, b", {"b": "u32"}, ints=True, type="b16 b32 b64")
 def shl(a: Value, b: Value, *, type: str) -> Value:
     """PTX 'Logic and Shift Instructions: shl'.  Counts beyond the width give 0."""
     bits = int(type[1:])
@@ -84,7 +76,7 @@ def shl(a: Value, b: Value, *, type: str) -> Value:
     return np.where(b < bits, shifted, shifted & 0)
 
 
-@lanes("shr.type d, a, b", {"b": "u32"}, type="b16 b32 b64 u16 u32 u64 s16 s32 s64")
+@lanes("shr.type d, a, b", {"b": "u32"}, ints=True, type="b16 b32 b64 u16 u32 u64 s16 s32 s64")
 def shr(a: Value, b: Value, *, type: str) -> Value:
     """PTX 'Logic and Shift Instructions: shr'.  Fills with the sign of signed types."""
     bits = int(type[1:])

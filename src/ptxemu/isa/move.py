@@ -64,7 +64,7 @@ def pack_bits(w: Warp, m: int, a: tuple[Value, ...], *, type: str) -> Value:
     return table.view(WORD[bits_of(type)]).reshape(LANES)
 
 
-@lanes("prmt.b32 d, a, b, c", "b32")
+@lanes("prmt.b32 d, a, b, c", "b32", ints=True)
 def prmt(a: Value, b: Value, c: Value) -> Value:
     """PTX 'prmt'.  Four bytes of b:a, chosen by c's nibbles; bit 3 of a
     nibble takes the byte's sign instead."""

@@ -29,6 +29,7 @@ _COPY = Form(
     (),
     MappingProxyType({}),
     MappingProxyType({}),
+    False,
     None,
 )
 

@@ -6,6 +6,7 @@ of a function of numbers two functions of registers: one for ints alone, one for
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,11 +76,12 @@ def widen(value: Any, bits: int, width: int, signed: bool) -> Any:
 
 
 def compose(
-    function: Callable[..., Any], sources: Sequence[tuple[str, int]], result: tuple[str, int]
+    function: Callable[..., Any], sources: Sequence[tuple[str, int]], result: tuple[str, int], takes_ints: bool = False
 ) -> tuple[Callable[..., int], Callable[..., Any]]:
     """The two register functions of a lane-wise one.
 
     sources, result: each operand's PTX type and the width in bits of the register (or constant) that holds it.
+    takes_ints: see `lanes`.
     Returns (scalar, vector): `scalar` takes ints, and predicates that are all or none; `vector` takes any mixture.
     """
     if all(name == "pred" for name, _ in sources) and result[0] == "pred":
@@ -87,8 +89,8 @@ def compose(
     names = [f"a{i}" for i in range(len(sources))]
     scope: dict[str, Any] = {"f": function, "np": np, "bools": bools, "pack": pack, "FULL": FULL, "widen": widen}
     integral = all(_INTEGER.fullmatch(name) for name, _ in (*sources, result))
-    mixed = not integral or any(name == "pred" for name, _ in sources)
-    vector = [_vector_in(a, *source, mixed, scope) for a, source in zip(names, sources, strict=True)]
+    lift = not takes_ints
+    vector = [_vector_in(a, *source, lift, scope) for a, source in zip(names, sources, strict=True)]
     call = f"f({', '.join(vector)})"
     made_vector = eval(f"lambda {', '.join(names)}: {_vector_out(call, *result, scope)}", scope)
     if not integral:
@@ -138,23 +140,38 @@ def _scalar_out(call: str, name: str, width: int) -> str:
     return f"({call}) & {(1 << bits) - 1}"
 
 
-def _vector_in(a: str, name: str, width: int, mixed: bool, scope: dict[str, Any]) -> str:
-    """mixed: the function does not take ints among its arrays, so they become arrays of one element."""
+def _vector_in(a: str, name: str, width: int, lift: bool, scope: dict[str, Any]) -> str:
+    """lift: the function does not take ints among its arrays, so they become arrays of one element."""
     bits = bits_of(name)
     if name == "pred":
         return f"bools({a})"
     scope[f"U{width}"], scope[f"U{bits}"] = WORD[width], WORD[bits]
     kind = _FLOATS.get(name) or (_SIGNED[bits] if is_signed(name) else None)
     narrow = f".astype(U{bits})" if bits != width else ""
-    if kind is None and not mixed:
-        return a if not narrow else f"({a} & {(1 << bits) - 1} if {a}.__class__ is int else {a}{narrow})"
+    if not lift:
+        number = f"({a} & {(1 << bits) - 1})" if narrow else a
+        if is_signed(name):
+            number = f"(({number} ^ {1 << (bits - 1)}) - {1 << (bits - 1)})"
+        elif not narrow:
+            return a
+        scope[f"K_{name}"] = kind
+        view = f".view(K_{name})" if kind is not None else ""
+        return f"({number} if {a}.__class__ is int else {a}{narrow}{view})"
     view = ""
     if kind is not None:
         scope[f"K_{name}"] = kind
         view = f".view(K_{name})"
-    scope["lift"] = np.full
+    scope["lift"] = _lift
     lifted = f"lift({LANES if name.endswith('x2') else 1}, {a} & {(1 << bits) - 1}, U{bits})"
     return f"({lifted} if {a}.__class__ is int else {a}{narrow}){view}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _lift(size: int, value: int, word: Any) -> Any:
+    """A constant array (do not write to it)."""
+    array = np.full(size, value, word)
+    array.setflags(write=False)
+    return array
 
 
 def _vector_out(call: str, name: str, width: int, scope: dict[str, Any]) -> str:

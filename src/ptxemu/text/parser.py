@@ -43,7 +43,9 @@ class _Scope:
 
     def __init__(self, outer: _Scope | None, serial: int, labels: Iterable[str]) -> None:
         self.outer = outer
-        self.suffix = f"#{serial}" if serial else ""
+        self.mark = f"#{serial}" if serial else ""  # for variables, whose names are those of the module
+        self.depth: int = 0 if outer is None else outer.depth + 1
+        self.suffix = self.mark if self.depth > 2 else ""  # the module, the parameters and the body come first
         self.registers: dict[str, str] = {}
         self.labels = {name: name + self.suffix for name in labels}
         self.variables: dict[str, str] = {}
@@ -231,7 +233,7 @@ class _Parser:
             if open_ended:
                 size, open_ended = len(data), False
             data = data.ljust(size, b"\0")
-        unique = name + self.scope.suffix
+        unique = name + self.scope.mark
         self.scope.variables[name] = unique
         return Variable(unique, space, 0 if open_ended else size, align, data, relocations)
 
@@ -283,6 +285,8 @@ class _Parser:
                 numbers += [number(token.text)[0]] if token.kind == "number" else []
                 self.accept(",")
             function.directives[directive] = tuple(numbers)
+            if directive == ".pragma":
+                self.expect(";")
         if self.accept(";"):
             function.is_declaration = True
         elif declared:
@@ -305,8 +309,8 @@ class _Parser:
     def block(self, function: Function) -> None:
         """`{ ... }` of a function, with a scope of its own."""
         self.expect("{")
-        self.scope = _Scope(self.scope, self.scopes, self.labels_ahead())
         self.scopes += 1
+        self.scope = _Scope(self.scope, self.scopes, self.labels_ahead())
         while not self.accept("}"):
             self.statement(function)
         assert self.scope.outer is not None
