@@ -312,6 +312,26 @@ def test_cp(shape: str, multicast: str, rows: list[int]) -> None:
             np.testing.assert_array_equal(got[32 * quarter + lane, :words], expected)
 
 
+@pytest.mark.parametrize("form", ["tcgen05.shift.cta_group::1.down", "tcgen05.shift.down.cta_group::1"])
+def test_shift(form: str) -> None:
+    """31 lanes of a quarter move down by one, 8 columns; then a store may fill the first."""
+    body = f"""
+    {FILL_LANES}
+    tcgen05.fence::before_thread_sync;
+    bar.sync 0;
+    tcgen05.fence::after_thread_sync;
+    add.u32 r20, r2, {32 << 16 | 4};
+    @one {form} [r20];
+    {COMMIT} {WAIT}
+    """
+    got = launch(body, columns=16)[0]
+    expected = np.arange(128)[:, None] << 16 | np.arange(16)[None, :]
+    expected[33:64, 4:12] = expected[32:63, 4:12].copy()
+    np.testing.assert_array_equal(got, expected)
+    with pytest.raises(MemoryFault, match=r"tcgen05.shift: lane 16, allowed are \(0, 32, 64, 96\)"):
+        launch(body.replace(str(32 << 16 | 4), str(16 << 16)))
+
+
 def put_scales(image: Array, at: int, codes: Array, first: int = 0) -> None:
     """Scale atoms of 512 bytes: (row % 32) * 16 + row / 32 * 4 + block."""
     for row, scales in enumerate(codes):

@@ -267,6 +267,13 @@ def copy(w: Warp, m: int, address: int, matrix: int, *, group: str, shape: str, 
     _issue(w, m, action, f"tcgen05.cp.{shape}")
 
 
+@thread("tcgen05.shift.group.down [address]", group=GROUP)
+@thread("tcgen05.shift.down.group [address]", group=GROUP)
+def shift(w: Warp, m: int, address: int, *, group: str) -> None:
+    """PTX 'tcgen05.shift'.  32-byte elements of a quarter move down by one row, all but the last."""
+    _issue(w, m, functools.partial(tc.shift_down, _units(w, group), address), "tcgen05.shift")
+
+
 def _mma(w: Warp, m: int, kind: str, group: str, idesc: int, op: tc.Mma) -> None:
     units = _units(w, group)
     kind = kind.removeprefix("kind::")

@@ -159,7 +159,7 @@ def _exact_product(a: Fp4Operand, b: Fp4Operand, unit: int) -> F64:
 
     In float32 where no partial sum can need more than 24 bits, which ordinary data do not.
     """
-    moderate = -40 < unit and max(a.scales.largest, b.scales.largest) < 20
+    moderate = unit > -40 and max(a.scales.largest, b.scales.largest) < 20
     narrow = a.scales.largest + b.scales.largest - unit < 18  # else the next test is sure to fail
     if moderate and narrow and a.largest_sum * b.largest < 2.0 ** min(24 + unit, 127):
         return np.asarray((a.scaled_f32 @ b.scaled_f32.T).astype(np.float64))

@@ -310,3 +310,17 @@ def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, des
         raw = part.read(cta.read(ds.pattern_start(matrix) + part.low, part.size))
         block = cta.block(_column(address, "tcgen05.cp"), tmem.LANES, granules * 4, write=True)
         tmem.spread(block, raw.view(np.uint32), multicast)
+
+
+def shift_down(ctas: Sequence[CtaUnits], address: int) -> None:
+    """tcgen05.shift.down: of the 32 lanes from the address on, 8 columns, lane i moves to i + 1 (31 lanes of 256 bits).
+
+    That "down" means towards higher lanes is the manual's wording taken at its word; it was not seen on silicon.
+
+    Raises:
+        MemoryFault: a lane that is not a multiple of 32, or a block outside what is allocated.
+    """
+    for cta in ctas:
+        _column(address, "tcgen05.shift", (0, 32, 64, 96))
+        block = cta.block(address, 32, 8, write=True)
+        block[1:] = block[:-1].copy()
