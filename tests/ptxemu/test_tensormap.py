@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ptxemu.machine import swizzle as sw
@@ -176,3 +177,23 @@ def test_replace_builds_a_map_from_zeros_field_by_field() -> None:
 def test_replace_refuses_values_that_no_field_holds(field: str, value: int, ordinal: int, message: str) -> None:
     with pytest.raises(InvalidTensorMap, match=message):
         replace_field(bytearray(128), field, value, ordinal)
+
+
+def test_a_map_of_an_array() -> None:
+    array = np.zeros((3, 8, 64), np.float16)
+    m = TensorMap.of(array[:, 1:, :], (32, 4, 1), swizzle="64B", nan_fill=True)
+    assert (m.address, m.dtype, m.dims, m.strides) == (array.ctypes.data + 128, "f16", (64, 7, 3), (128, 1024))
+    assert (m.box, m.swizzle, m.nan_fill) == ((32, 4, 1), sw.B64, True)
+    packed = TensorMap.of(np.zeros((16, 64), np.uint8), (64, 8), dtype="b4x16", swizzle="32B")
+    assert (packed.dims, packed.strides) == ((128, 16), (64,))
+
+
+def test_an_array_that_no_map_describes() -> None:
+    array = np.zeros((8, 64), np.float32)
+    for given, more, message in (
+        (array.T, {}, "last axis has to be contiguous"),
+        (array, {"swizzle": "256B"}, "swizzle='256B': allowed are none, 32B"),
+        (array.astype(np.int8), {}, "dtype='int8'"),
+    ):
+        with pytest.raises(InvalidTensorMap, match=message):
+            TensorMap.of(given, (16, 8), **more)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy.typing as npt
 
 from ptxemu.errors import Error
 from ptxemu.machine import swizzle as sw
@@ -67,6 +70,18 @@ TYPES = {
         ElementType("b6x16_p32", 15, 13, 6),
     )
 }
+_NUMPY_TYPES = {
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "int32": "s32",
+    "uint64": "u64",
+    "int64": "s64",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "bfloat16": "bf16",
+}
 _BY_FIELD = {(t.field, t.tf32): t for t in TYPES.values()}
 _SWIZZLES = {0: sw.NONE, 1: sw.B32, 2: sw.B64, 3: sw.B128}
 _SWIZZLE_FIELD = {sw.NONE: (0, 0), sw.B32: (1, 0), sw.B64: (2, 0), sw.B128: (3, 0), sw.B128_ATOM32: (3, 1)}
@@ -98,6 +113,41 @@ class TensorMap:
         if not self.element_strides:
             object.__setattr__(self, "element_strides", (1,) * len(self.dims))
         _validate(self)
+
+    @classmethod
+    def of(
+        cls,
+        array: npt.NDArray[Any],
+        box: tuple[int, ...],
+        *,
+        dtype: str | None = None,
+        swizzle: str = "none",
+        **more: Any,
+    ) -> TensorMap:
+        """A map over a numpy array whose last axis is contiguous.
+
+        Args:
+            array: up to 5 axes; the last one becomes dimension 0. Packed FP4 comes as uint8, two elements a byte.
+            box: elements, dimension 0 first.
+            dtype: element type; by default that of the array.
+            swizzle: "none", "32B", "64B", "128B" or "128B with 32B atoms".
+            more: `element_strides`, `nan_fill`, `l2_promotion`.
+
+        Raises:
+            InvalidTensorMap: an array or a field that breaks a rule.
+        """
+        name = dtype or _NUMPY_TYPES.get(array.dtype.name, array.dtype.name)
+        modes = {s.name: s for s in _SWIZZLE_FIELD}
+        if swizzle not in modes:
+            raise InvalidTensorMap(f"swizzle={swizzle!r}: allowed are {', '.join(modes)}")
+        if name not in TYPES:
+            raise InvalidTensorMap(f"dtype={name!r}: allowed are {', '.join(TYPES)}")
+        if array.ndim == 0 or array.strides[-1] != array.itemsize:
+            raise InvalidTensorMap(f"array of strides {array.strides}: the last axis has to be contiguous")
+        dims = [*reversed(array.shape)]
+        dims[0] = dims[0] * array.itemsize * 8 // TYPES[name].bits
+        strides = tuple(reversed(array.strides[:-1]))
+        return cls(array.ctypes.data, name, tuple(dims), strides, box, swizzle=modes[swizzle], **more)
 
     @property
     def rank(self) -> int:
