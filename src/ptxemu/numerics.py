@@ -10,6 +10,7 @@ exactly. A format's *code* is its bit pattern; TF32 codes are the 32-bit registe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,25 @@ def encode(fmt: Format, values: Any, rounding: str = "rn", satfinite: bool = Fal
     Raises:
         ValueError: unknown rounding.
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = np.asarray(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = x.astype(np.float32)
+    plain = rounding == "rn" and not satfinite and not relu
+    if plain and fmt is F32:
+        return np.asarray(np.where(x != x, np.uint32(F32.nan_code), single.view(np.uint32)))
+    if x.dtype == np.float32 or (single == x).all():  # false when there is a NaN, which is right but slower
+        if fmt.sign_bit <= 0x80:
+            return _narrow_codes(fmt, rounding, satfinite, relu)[_sticky_key(single)].astype(np.uint32)
+        if plain and fmt is BF16:
+            return f32_to_bf16(single).astype(np.uint32)
+        if plain and fmt is F16:
+            with np.errstate(over="ignore"):
+                return f32_to_f16(single).astype(np.uint32)
+    return _encode_any(fmt, np.asarray(x, dtype=np.float64), rounding, satfinite, relu)
+
+
+def _encode_any(fmt: Format, x: F64, rounding: str, satfinite: bool, relu: bool) -> U32:
+    """The conversion as it is defined, for every format and rounding."""
     negative = np.signbit(x)
     nan = np.isnan(x)
     magnitude = np.where(np.isfinite(x), np.abs(x), 0.0)
@@ -162,6 +181,20 @@ def _overflow(fmt: Format, x: F64, negative: npt.NDArray[np.bool_], rounding: st
     beyond = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
     toward_zero = {"rz": np.full(x.shape, True), "rm": ~negative, "rp": negative}.get(rounding, np.full(x.shape, False))
     return np.where(toward_zero & np.isfinite(x), fmt.max_code, beyond)
+
+
+def _sticky_key(x: npt.NDArray[np.float32]) -> U32:
+    """The upper 16 bits of a float32 and whether any bit below them is set: enough to round to 5 mantissa bits."""
+    bits = x.view(np.uint32)
+    return np.asarray((bits >> np.uint32(16) << np.uint32(1)) | (bits & np.uint32(0xFFFF) != 0))
+
+
+@lru_cache(maxsize=64)
+def _narrow_codes(fmt: Format, rounding: str, satfinite: bool, relu: bool) -> npt.NDArray[np.uint8]:
+    """The code of every sticky key, for formats of up to 8 bits."""
+    key = np.arange(1 << 17, dtype=np.uint32)
+    representative = decode(F32, key >> np.uint32(1) << np.uint32(16) | key & np.uint32(1))
+    return _encode_any(fmt, representative, rounding, satfinite, relu).astype(np.uint8)
 
 
 def f32_to_f16(values: Any) -> npt.NDArray[np.uint16]:

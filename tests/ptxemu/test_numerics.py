@@ -162,6 +162,21 @@ def test_tf32_keeps_ten_mantissa_bits_in_the_upper_bits_of_the_register() -> Non
     assert nx.encode(nx.TF32, 3.4028e38, satfinite=True) == 0x7F7FE000
 
 
+@pytest.mark.parametrize("rounding", nx.ROUNDINGS)
+@pytest.mark.parametrize("name", [*PEERS, "f32", "tf32"])
+def test_float32_sources_take_the_same_rounding(name: str, rounding: str) -> None:
+    """By table for narrow formats: NaN included, with and without the modifiers."""
+    fmt, values = nx.FORMATS[name], source_values("f32")[::5]
+    single = values.astype(np.float32)
+    for satfinite in (False, True):
+        for relu in (False, True):
+            expected = nx._encode_any(fmt, values, rounding, satfinite, relu)
+            np.testing.assert_array_equal(nx.encode(fmt, single, rounding, satfinite, relu), expected)
+            np.testing.assert_array_equal(nx.encode(fmt, values, rounding, satfinite, relu), expected)
+    scalar = nx.encode(fmt, 1.0)
+    assert (scalar.shape, scalar) == ((), nx._encode_any(fmt, np.asarray(1.0), "rn", False, False))
+
+
 @pytest.mark.parametrize("source", ["f16", "bf16", "f32"])
 def test_fast_paths_equal_the_general_conversion(source: str) -> None:
     values = source_values(source)
