@@ -140,8 +140,10 @@ def encode(fmt: Format, values: Any, rounding: str = "rn", satfinite: bool = Fal
         ValueError: unknown rounding.
     """
     x = np.asarray(values)
-    with np.errstate(over="ignore", invalid="ignore"):
-        single = x.astype(np.float32)
+    single = x
+    if x.dtype != np.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            single = x.astype(np.float32)
     plain = rounding == "rn" and not satfinite and not relu
     if plain and fmt is F32:
         return np.asarray(np.where(x != x, np.uint32(F32.nan_code), single.view(np.uint32)))
@@ -209,12 +211,21 @@ def f32_to_f16(values: Any) -> npt.NDArray[np.uint16]:
 
 def f32_to_bf16(values: Any) -> npt.NDArray[np.uint16]:
     """`cvt.rn.bf16.f32`: float32 of any shape to bf16 codes; NaN gives 0x7FFF."""
-    x = np.asarray(values, dtype=np.float32).reshape(np.shape(values) or 1)
+    x = np.atleast_1d(np.asarray(values, dtype=np.float32))
     bits = x.view(np.uint32)
-    # Only a NaN's bits can wrap, and NaN is replaced.
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)) >> np.uint32(16)
-    codes = np.where(x != x, np.uint16(0x7FFF), rounded.astype(np.uint16))
-    return np.asarray(codes.reshape(np.shape(values)))
+    rounded = bits >> _U32[16]
+    rounded &= _U32[1]
+    rounded += bits  # only a NaN's bits can wrap, and NaN is replaced
+    rounded += _U32[0x7FFF]
+    rounded >>= _U32[16]
+    codes = rounded.astype(np.uint16)
+    nan = x != x
+    if nan.any():
+        codes[nan] = 0x7FFF
+    return codes.reshape(np.shape(values))
+
+
+_U32 = {value: np.uint32(value) for value in (1, 16, 0x7FFF)}  # made once: numpy's scalars cost as much as an operation
 
 
 def decode_ue8m0(bits: Any) -> F64:
