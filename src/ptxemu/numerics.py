@@ -222,7 +222,7 @@ def f32_to_bf16(values: Any) -> npt.NDArray[np.uint16]:
     nan = x != x
     if nan.any():
         codes[nan] = 0x7FFF
-    return codes.reshape(np.shape(values))
+    return np.asarray(codes.reshape(np.shape(values)))
 
 
 _U32 = {value: np.uint32(value) for value in (1, 16, 0x7FFF)}  # made once: numpy's scalars cost as much as an operation
