@@ -43,16 +43,13 @@ def cnot(a: Value) -> Value:
 @lanes("lop3.b32 d, a, b, c, table", "b32", ints=True)
 def lop3(a: Value, b: Value, c: Value, table: Value) -> Value:
     """PTX 'Logic and Shift Instructions: lop3'.  Bit 4a + 2b + c of the table, bit by bit."""
-    if table == 0:
-        return a & 0
     a, b, c = (x & 0xFFFFFFFF if whole(x) else x for x in (a, b, c))
-    result = None
+    result = a & 0 | b & 0 | c & 0
     for row in range(8):
         if table >> row & 1:
             # An exclusive or, since ~ would make a negative int of a uniform value.
             ones = [0 if row >> bit & 1 else 0xFFFFFFFF for bit in (2, 1, 0)]
-            term = (a ^ ones[0]) & (b ^ ones[1]) & (c ^ ones[2])
-            result = term if result is None else result | term
+            result = result | (a ^ ones[0]) & (b ^ ones[1]) & (c ^ ones[2])
     return result
 
 
