@@ -23,6 +23,9 @@ from cutlass.operators.providers.cutedsl.gemm.implementations import (
 )
 from cutlass.operators.providers.cutedsl.gemm.implementations import sm100_mixed_input_impl as mixed
 from cutlass.operators.providers.cutedsl.gemm.implementations import sm100_persistent_impl as dense
+from cutlass.operators.providers.cutedsl.gemm.implementations import (
+    sm100_persistent_preferred_cluster_impl as preferred,
+)
 from cutlass.tensor_utils import LayoutEnum
 
 NUMPY = {
@@ -190,7 +193,10 @@ class MixedInput:
 
 @dataclass(frozen=True)
 class Dense:
-    """D = A @ B^T by the dense kernel, tiles handed out by the grid or by cluster launch control (`dynamic`)."""
+    """D = A @ B^T by the dense kernel, tiles handed out by the grid or by cluster launch control (`dynamic`).
+
+    preferred: the shape of the clusters where it fits, those of `cluster` fill the rest.
+    """
 
     ab: str = "Float16"
     out: str = "Float16"
@@ -199,25 +205,27 @@ class Dense:
     cluster: tuple[int, int] = (1, 1)
     dynamic: bool = True
     clusters: int = 1
+    preferred: tuple[int, int] | None = None
     k_step = 32
 
     def __str__(self) -> str:
         pair = "2cta" if self.two_ctas else "1cta"
         how = "clc" if self.dynamic else "static"
-        return f"{self.ab}-{self.out}-{pair}-{_shape(self.tile)}-c{_shape(self.cluster)}-{how}"
+        larger = f"-p{_shape(self.preferred)}" if self.preferred else ""
+        return f"{self.ab}-{self.out}-{pair}-{_shape(self.tile)}-c{_shape(self.cluster)}-{how}{larger}"
 
     def compile(self, options: str = "") -> Any:
         kinds = dense.PersistentTileSchedulerType
-        kernel = dense.PersistentDenseGemmKernel(
-            cutlass.Float32,
-            self.two_ctas,
-            self.tile,
-            self.cluster,
-            True,
-            kinds.CLC if self.dynamic else kinds.STATIC_PERSISTENT,
-            lambda x: x,
-        )
+        kind = kinds.CLC if self.dynamic else kinds.STATIC_PERSISTENT
+        shape = (cutlass.Float32, self.two_ctas, self.tile)
+        if self.preferred:
+            kernel = preferred.PersistentDenseGemmPreferredClusterKernel(
+                *shape, self.preferred, self.cluster, True, kind, lambda x: x
+            )
+        else:
+            kernel = dense.PersistentDenseGemmKernel(*shape, self.cluster, True, kind, lambda x: x)
         clusters = None if self.dynamic else self.clusters
+        two_shapes = self.preferred is not None
 
         @cute.jit
         def launch(a: cute.Pointer, b: cute.Pointer, out: cute.Pointer, size: tuple, stream: Any):
@@ -227,7 +235,10 @@ class Dense:
             tensor_a = cute.make_tensor(a, cute.make_ordered_layout((batch, m, k), order=(2, 1, 0)))
             tensor_b = cute.make_tensor(b, cute.make_ordered_layout((batch, k, n), order=(2, 0, 1)))
             tensor_out = cute.make_tensor(out, cute.make_ordered_layout((batch, m, n), order=(2, 1, 0)))
-            kernel(tensor_a, tensor_b, tensor_out, stream, clusters)
+            if cutlass.const_expr(two_shapes):
+                kernel(tensor_a, tensor_b, tensor_out, clusters, clusters, stream)
+            else:
+                kernel(tensor_a, tensor_b, tensor_out, stream, clusters)
 
         pointers = [_pointer(kind, 0, align) for kind, align in self._pointers()]
         return cute.compile(launch, *pointers, (cutlass.Int32(0),) * 4, make_fake_stream(), options=options)
@@ -275,6 +286,8 @@ CASES: tuple[Case, ...] = (
     Dense("BFloat16", "Float32", True, (256, 128), (2, 1)),
     Dense("Float8E4M3FN", "BFloat16", tile=(64, 64), dynamic=False),
     Dense(two_ctas=True, tile=(128, 256), cluster=(2, 2), dynamic=False),
+    Dense(two_ctas=True, tile=(256, 64), cluster=(2, 1), preferred=(4, 2)),
+    Dense(tile=(128, 64), cluster=(1, 1), preferred=(2, 2), dynamic=False, clusters=8),
 )
 STUCK = tuple(case for case in CASES if isinstance(case, BlockScaled) and case.tile[1] == 256)
 
