@@ -64,12 +64,38 @@ class Report:
             "seconds": seconds,
             "instructions": {opcode: n for opcode, n in opcodes.most_common() if n},
         }
-        return cls(program.name, list(grid.findings), counters)
+        return cls(program.name, list(grid.findings), counters, _events(grid))
 
     def trace(self, path: str | Path) -> None:
-        """Writes the launch's events in the JSON that Perfetto reads.  Times are scheduler turns, not seconds."""
+        """Writes a timeline in the JSON that Perfetto reads.
+
+        A track a warp has its waits, one a kind of asynchronous operation its time in flight.  Times are turns of the
+        scheduler, not seconds.
+        """
         Path(path).write_text(json.dumps({"traceEvents": self.events, "displayTimeUnit": "ns"}))
 
     def __str__(self) -> str:
         head = f"{self.kernel}: {self.counters.get('warp_instructions', 0)} warp instructions"
         return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+
+
+def _events(grid: Grid) -> list[dict[str, object]]:
+    """The waits of warps and the asynchronous operations as trace events."""
+    program = grid.program
+    events: list[dict[str, object]] = []
+    for process, spans in (("warps", grid.waits), ("asynchronous units", grid.queue.log)):
+        for track, line, start, end in spans:
+            text = program.lines[line - 1].strip() if 0 < line <= len(program.lines) else track
+            name = f"wait: {text}" if process == "warps" else text
+            events.append(
+                {
+                    "ph": "X",
+                    "name": name,
+                    "pid": process,
+                    "tid": track,
+                    "ts": start,
+                    "dur": max(end - start, 1),
+                    "args": {"line": line},
+                }
+            )
+    return events

@@ -69,7 +69,13 @@ def test_nested_branches_join_again() -> None:
 
 
 def test_local_labels_and_registers_of_scopes() -> None:
-    scope = "{ .reg .pred P1; .reg .b32 r5; mov.u32 r5, 3;\n A: sub.u32 r5, r5, 1; add.u32 r1, r1, 1;\n setp.ne.u32 P1, r5, 0; @P1 bra A; }"
+    scope = """{ .reg .pred P1;
+        .reg .b32 r5;
+        mov.u32 r5, 3;
+    A: sub.u32 r5, r5, 1;
+        add.u32 r1, r1, 1;
+        setp.ne.u32 P1, r5, 0;
+        @P1 bra A; }"""
     assert run(f"mov.u32 r5, 40;\n {scope}\n {scope}\n add.u32 r1, r1, r5;") == [46] * 32
 
 
@@ -274,7 +280,12 @@ def test_match(kind: str) -> None:
 
 def test_elect() -> None:
     assert execute("elect.sync _|d, -1", "pred").tolist() == [1] + [0] * 31
-    body = "setp.lt.u32 p, r0, 5;\n @p bra END;\n elect.sync r1|q, 0xffffffe0;\n selp.u32 r2, 100, 0, q;\n add.u32 r1, r1, r2;\n END:"
+    body = """setp.lt.u32 p, r0, 5;
+        @p bra END;
+        elect.sync r1|q, 0xffffffe0;
+        selp.u32 r2, 100, 0, q;
+        add.u32 r1, r1, r2;
+    END:"""
     assert run(body) == [0] * 5 + [105] + [5] * 26
 
 

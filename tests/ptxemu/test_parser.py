@@ -106,7 +106,8 @@ def test_module_variables() -> None:
 
 def test_guards_and_opcodes() -> None:
     found = one(
-        "@!%p1 cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r4}], [%r5];"
+        "@!%p1 cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%r1], [%rd1, {%r2, %r3, %r4}], [%r5];"
     )
     assert found.guard == Register("%p1", 0, True)
     assert found.opcode == "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

@@ -78,6 +78,8 @@ def from_integer(a: Value, *, rnd: str, sat: bool, dtype: str, atype: str) -> Va
         result = a.astype(np.float32)  # in one rounding, which a double between would not be
         return np.clip(result, 0, 1) if sat else result
     values = a.astype(np.float64)
+    if rnd == "rn" and dtype in ("f16", "f32") and not sat and bits_of(atype) < 64:
+        return values.astype(np.float16 if dtype == "f16" else np.float32)
     if bits_of(atype) == 64 and dtype != "f64":
         exact = values.astype(object) == a.astype(object)
         values = np.where(exact.astype(np.bool_), values, _sticky(values, a))

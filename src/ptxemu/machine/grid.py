@@ -68,6 +68,7 @@ class Grid:
         self.findings: list[Any] = []
         self.counts = [0] * len(program.blocks)  # how often each block ran, of the warps that have ended
         self.ended = self.ended_ctas = self.ended_warps = 0
+        self.waits: list[tuple[str, int, int, int]] = []  # warp, PTX line, turns of its beginning and end
         self.random = random.Random(f"grid {seed}")
         self.scheduler = Scheduler(queue, seed, self.progress)
         self.pending = self._places(cluster, fallback)
@@ -131,6 +132,7 @@ class Grid:
         Raises Deadlock when it has none; an error of an instruction is raised with its line and warp added.
         """
         self.queue.locate = self.program.ptx_line
+        self.queue.now = lambda: self.scheduler.turns
         try:
             with _without_collector():
                 self.start()

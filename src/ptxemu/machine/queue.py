@@ -19,13 +19,14 @@ SCHEDULES = ("eager", "lazy", "fifo", "random")
 class Operation:
     """One asynchronous operation: `action` is what its completion does to the machine."""
 
-    __slots__ = ("action", "blockers", "done", "followers", "line", "serial", "signal", "what")
+    __slots__ = ("action", "blockers", "done", "followers", "issued", "line", "serial", "signal", "what")
 
     def __init__(self, action: Callable[[], None], what: str, serial: int, line: int) -> None:
         self.action = action
         self.what = what
         self.serial = serial
         self.line = line
+        self.issued = 0
         self.done = False
         self.blockers = 0
         self.followers: list[Operation] = []
@@ -53,6 +54,8 @@ class Queue:
         self.streams: dict[Hashable, Operation] = {}  # the last operation of each ordered stream
         self.serial = 0
         self.completed = 0
+        self.now: Callable[[], int] = lambda: 0  # the scheduler's turn
+        self.log: list[tuple[str, int, int, int]] = []  # what, PTX line, turns of issue and completion
         self.locate: Callable[[FrameType | None], int] = lambda frame: 0  # the PTX line that a frame is at
 
     def submit(
@@ -71,6 +74,7 @@ class Queue:
         """
         operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)))
         self.serial += 1
+        operation.issued = self.now()
         before = [op for op in after if not op.done]
         if stream is not None:
             last = self.streams.get(stream)
@@ -131,6 +135,7 @@ class Queue:
         except Error as error:
             raise type(error)(f"{error}\n  in {operation.what} of line {operation.line}") from error
         operation.done = True
+        self.log.append((operation.what, operation.line, operation.issued, self.now()))
         self.completed += 1
         for follower in operation.followers:
             follower.blockers -= 1

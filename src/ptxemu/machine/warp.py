@@ -30,7 +30,7 @@ class Group:
     needs: lanes that have to join before the group may run its block.
     """
 
-    __slots__ = ("block", "finish", "mask", "needs", "registers", "steps", "wait", "warp")
+    __slots__ = ("block", "finish", "mask", "needs", "registers", "since", "steps", "wait", "warp")
 
     def __init__(self, warp: Warp, mask: int, registers: Registers, block: Block) -> None:
         self.warp = warp
@@ -41,10 +41,13 @@ class Group:
         self.steps: Generator[Wait, None, Any] | None = None
         self.finish: Callable[[Warp, Registers, int, Any], Block | None] | None = None
         self.needs = 0
+        self.since = 0  # the turn in which the wait began
 
     def release(self) -> None:
         """Its wait is over."""
         self.wait = None
+        grid = self.warp.grid
+        grid.waits.append((self.warp.name, self.block.lines[0], self.since, grid.scheduler.turns))
         self.warp.wake()
 
 
@@ -58,6 +61,7 @@ class Warp:
     def __init__(self, cta: Cta, index: int, mask: int) -> None:
         self.cta = cta
         self.index = index
+        self.name = f"warp {index} of CTA {cta.index}"
         self.alive = mask
         self.cluster = cta.cluster
         self.grid = cta.cluster.grid
@@ -100,10 +104,6 @@ class Warp:
         if found is None:
             raise MemoryFault(f"no mbarrier was initialised at shared {address & 0xFFFFFFFF:#x}")
         return found
-
-    @property
-    def name(self) -> str:
-        return f"warp {self.index} of CTA {self.cta.index}"
 
     # What generated code uses.
 
@@ -185,6 +185,7 @@ class Warp:
             finish, group.steps, group.finish = group.finish, None, None
             return finish(self, group.registers, group.mask, end.value)
         group.wait = wait
+        group.since = self.grid.scheduler.turns
         wait.signal.waiting.append(group)
         return None
 
