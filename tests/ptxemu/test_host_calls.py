@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import types
 from pathlib import Path
@@ -15,13 +16,14 @@ pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 
 import cutlass  # noqa: E402
 from cutlass import cute  # noqa: E402
+from cutlass.base_dsl.env_manager import get_prefix_dsl_libs  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream  # noqa: E402
 
 import ptxemu.host.cutedsl as cutedsl  # noqa: E402
 from ptxemu.host import HostError, installed  # noqa: E402
-from ptxemu.host.cubin import undefined_symbols  # noqa: E402
+from ptxemu.host.cubin import import_names  # noqa: E402
 from ptxemu.host.dlpack import OnDevice  # noqa: E402
-from ptxemu.host.install import ANSWERED  # noqa: E402
+from ptxemu.host.imports import ANSWERED  # noqa: E402
 from ptxemu.machine.memory import GlobalMemory  # noqa: E402
 
 
@@ -111,7 +113,7 @@ def test_an_object_from_elsewhere(tmp_path: Path) -> None:
     with installed(device, [a]) as emulator:  # the function outlives the block
         emulator.call(loaded, a, 10, 0)
     assert [seen.args[1][0] for seen in device.launches] == [9, 10]
-    assert {n for n in undefined_symbols((tmp_path / "art.o").read_bytes()) if "cuda" in n.lower()} <= ANSWERED
+    assert {n for n in import_names((tmp_path / "art.o").read_bytes()) if "cuda" in n.lower()} <= set(ANSWERED)
 
 
 @pytest.mark.parametrize("tvm_ffi", [False, True])
@@ -137,6 +139,31 @@ def test_a_call_raises_at_once() -> None:
         with pytest.raises(KeyError) as caught:
             emulator.call(function, a, 1, 0)
     assert caught.value is error
+
+
+def test_the_real_library_in_the_same_process() -> None:
+    """It is found first under its names, which is why ours has others."""
+    real = get_prefix_dsl_libs("CUTE_DSL")
+    assert real is not None
+    assert hasattr(ctypes.CDLL(real, mode=ctypes.RTLD_GLOBAL), "_cudaLaunchKernelEx")
+    device, a = Recorder(), torch.zeros(16)
+    with installed(device, [a]) as emulator:
+        launch(from_dlpack(a), 5)
+        emulator.call(compile_for_ffi(), a, 6, 0)
+    assert [seen.args[1][0] for seen in device.launches] == [5, 6]
+
+
+def test_a_function_compiled_before(tmp_path: Path) -> None:
+    """Outside of the block, for a GPU that is not here."""
+    fake = make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(),), stride_order=(0,))
+    options = f"--gpu-arch sm_100a --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir {tmp_path}"
+    function = cute.compile(launch_on, fake, cutlass.Int32(0), make_fake_stream(), options=options)
+    function.export_to_c(str(tmp_path / "art.o"), "art")
+    device, a = Recorder(), torch.zeros(16)
+    with installed(device, [a]) as emulator:
+        loaded = emulator.load(tmp_path / "art.o", "art", function.__ptx__, function.__cubin__)
+        emulator.call(loaded, a, 8, 0)
+    assert device.launches[0].args[1][0] == 8
 
 
 def test_an_error_of_the_caller_stays_an_error_of_the_caller() -> None:

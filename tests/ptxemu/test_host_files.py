@@ -14,8 +14,9 @@ import pytest
 
 from ptxemu.host import CompilerMissing, HostError, check_imports
 from ptxemu.host.build import NAME, runtime_library
-from ptxemu.host.cubin import read_image, undefined_symbols
+from ptxemu.host.cubin import import_names, read_image
 from ptxemu.host.dlpack import CUDA, OnDevice, on_device
+from ptxemu.host.imports import ANSWERED, own_name, redirect_imports
 from ptxemu.host.memory import extent, live_extents, merge
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -56,10 +57,10 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_unanswered_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path))
     library = ctypes.CDLL(os.fspath(runtime_library()))
-    assert library._cudaLaunchKernelEx(None, None, None) == 3  # cudaErrorInitializationError
-    assert library._cudaSetDevice(1) == 101  # cudaErrorInvalidDevice
+    assert library._emdaLaunchKernelEx(None, None, None) == 3  # cudaErrorInitializationError
+    assert library._emdaSetDevice(1) == 101  # cudaErrorInvalidDevice
     device = ctypes.c_int32(-1)
-    assert library._cudaGetDevice(ctypes.byref(device)) == 0
+    assert library._emdaGetDevice(ctypes.byref(device)) == 0
     assert device.value == 0
 
 
@@ -71,9 +72,33 @@ def test_imports_are_checked(tmp_path: Path) -> None:
     )
     subprocess.run(["cc", "-c", "-o", str(tmp_path / "host.o"), str(source)], check=True)
     data = (tmp_path / "host.o").read_bytes()
-    assert undefined_symbols(data) >= {"_cudaGetDevice", "_cudaNew"}
+    assert set(import_names(data)) >= {"_cudaGetDevice", "_cudaNew"}
     with pytest.raises(HostError, match=r"imports \['_cudaNew'\]"):
         check_imports(data)
+
+
+@needs_cc
+def test_imports_are_redirected(tmp_path: Path) -> None:
+    source = tmp_path / "host.c"
+    source.write_text(
+        "int _cudaGetDevice(int *); void *malloc(long); void *f(int *x) { return malloc(_cudaGetDevice(x)); }"
+    )
+    subprocess.run(["cc", "-c", "-o", str(tmp_path / "host.o"), str(source)], check=True)
+    before = (tmp_path / "host.o").read_bytes()
+    after = redirect_imports(before)
+    assert len(after) == len(before)
+    assert set(import_names(before)) - set(import_names(after)) == {"_cudaGetDevice"}
+    assert set(import_names(after)) - set(import_names(before)) == {"_emdaGetDevice"}
+
+
+@needs_cc
+def test_every_entry_point_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path))
+    library = ctypes.CDLL(os.fspath(runtime_library()))
+    for name in ANSWERED:
+        assert len(own_name(name)) == len(name)
+        assert library[own_name(name)]
+        assert not hasattr(library, name)
 
 
 def test_imports_of_something_else_than_elf() -> None:

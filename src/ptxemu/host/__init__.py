@@ -10,6 +10,7 @@ this package puts its own C library there.
 
 from .dlpack import on_device
 from .errors import CompilerMissing, HostError
-from .install import Emulator, check_imports, installed
+from .imports import check_imports
+from .install import Emulator, installed
 
 __all__ = ["CompilerMissing", "Emulator", "HostError", "check_imports", "installed", "on_device"]

@@ -17,6 +17,7 @@ from ..device import TARGETS
 from .build import runtime_library
 from .cubin import Image, KernelInfo, digest, read_image
 from .errors import HostError
+from .imports import ANSWERED, own_name
 
 if TYPE_CHECKING:
     from .install import Emulator
@@ -101,8 +102,9 @@ class Bridge:
         self._answers = _Answers(
             **{name: kind(self._guard(getattr(self, name))) for name, kind in fields}, **{last: message(self.message)}
         )
-        self._library = ctypes.CDLL(self.path)
-        self._library.ptxemu_answer(ctypes.byref(self._answers))
+        library = ctypes.CDLL(self.path)
+        library.ptxemu_answer(ctypes.byref(self._answers))
+        self.entry_points = {name: ctypes.cast(library[own_name(name)], ctypes.c_void_p) for name in ANSWERED}
 
     def add_ptx(self, ptx: str, cubin: bytes | None = None) -> None:
         """Makes PTX known, by the names of its kernels and, exactly, by the cubin that was made from it.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .errors import HostError
 
-__all__ = ["Image", "KernelInfo", "digest", "read_image", "undefined_symbols"]
+__all__ = ["Image", "KernelInfo", "digest", "import_names", "read_image"]
 
 FATBIN_MAGIC = 0xBA55ED50
 ELF_MAGIC = b"\x7fELF"
@@ -45,6 +45,7 @@ class Image:
 class _Section:
     name: str
     kind: int
+    offset: int
     data: bytes
     size: int
     link: int
@@ -72,20 +73,20 @@ def read_image(address: int) -> Image:
     return Image(digest(cubin), _kernels(cubin))
 
 
-def undefined_symbols(object_file: bytes) -> set[str]:
-    """The names that an ELF object imports.
+def import_names(object_file: bytes) -> dict[str, list[int]]:
+    """The names that an ELF object imports, each with the offsets in the file where it stands.
 
     Raises:
         HostError: the bytes are not a 64-bit ELF file.
     """
     sections = _sections(object_file)
-    names = set()
+    names: dict[str, list[int]] = {}
     for table in sections:
         if table.kind == SYMTAB:
-            strings = sections[table.link].data
+            strings = sections[table.link]
             for name, _, _, section, _, _ in struct.iter_unpack("<IBBHQQ", table.data):
                 if section == 0 and name:
-                    names.add(_text(strings, name))
+                    names.setdefault(_text(strings.data, name), []).append(strings.offset + name)
     return names
 
 
@@ -125,7 +126,7 @@ def _sections(elf: bytes) -> list[_Section]:
     names = headers[struct.unpack_from("<H", elf, 0x3E)[0]]
     table = elf[names[4] : names[4] + names[5]]
     return [
-        _Section(_text(table, h[0]), h[1], b"" if h[1] == NOBITS else elf[h[4] : h[4] + h[5]], h[5], h[6])
+        _Section(_text(table, h[0]), h[1], h[4], b"" if h[1] == NOBITS else elf[h[4] : h[4] + h[5]], h[5], h[6])
         for h in headers
     ]
 

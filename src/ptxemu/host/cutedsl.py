@@ -17,6 +17,7 @@ from typing import Any
 from .bridge import Bridge
 from .dlpack import on_device
 from .errors import HostError
+from .imports import redirect_imports
 
 __all__ = ["check_version", "redirected"]
 
@@ -42,7 +43,10 @@ def redirected(bridge: Bridge, target: str, multiprocessors: int) -> Iterator[No
         HostError: CuTe DSL is missing or of another version.
     """
     check_version()
-    from cutlass.base_dsl.compiler import CompileOptions
+    import cutlass.cute.export  # which sets ExternalBinaryModule.load_provider
+    from cutlass._mlir._mlir_libs._cutlass_ir import _execution_engine
+    from cutlass.base_dsl.compiler import CompileOptions, Compiler
+    from cutlass.base_dsl.export import ExternalBinaryModule
     from cutlass.cute.runtime import _Tensor
     from cutlass.cutlass_dsl import cuda_jit_executor, cutlass
     from cutlass.utils import HardwareInfo
@@ -61,6 +65,10 @@ def redirected(bridge: Bridge, target: str, multiprocessors: int) -> Iterator[No
         set_for_now(CompileOptions, "apply_envar_settings", artifacts.keep(CompileOptions.apply_envar_settings))
         compile_module = cutlass.CutlassBaseDSL._compile_or_jit_module
         set_for_now(cutlass.CutlassBaseDSL, "_compile_or_jit_module", artifacts.hand_over(compile_module))
+        set_for_now(Compiler, "jit", _define_entry_points(Compiler.jit, bridge))
+        engine = _redirect_objects(_execution_engine.BinaryExecutionEngine)
+        set_for_now(_execution_engine, "BinaryExecutionEngine", engine)
+        set_for_now(ExternalBinaryModule.load_provider, "execution_engine_constructor", engine)
         set_for_now(function, "num_devices", 1)
         set_for_now(function, "_load_cuda_library", _forget_handles(function._load_cuda_library))
         set_for_now(_Tensor, "__init__", _take_for_device(_Tensor.__init__))
@@ -107,6 +115,29 @@ class _Artifacts:
     def _set(self, option: Any, value: Any) -> None:
         self.changed.append((option, option.value))
         option.value = value
+
+
+def _define_entry_points(jit: Callable[..., Any], bridge: Bridge) -> Callable[..., Any]:
+    """A function compiled in this process finds the C library's entry points, whatever else is loaded."""
+
+    def jit_and_define(*arguments: Any, **options: Any) -> Any:
+        engine = jit(*arguments, **options)
+        for name, address in bridge.entry_points.items():
+            engine.raw_register_runtime(name, address)
+        return engine
+
+    return jit_and_define
+
+
+def _redirect_objects(engine: Callable[..., Any]) -> Callable[..., Any]:
+    """An object file, which TVM-FFI functions go through, has its imports renamed."""
+
+    def load(object_file: bytes, *arguments: Any) -> Any:
+        if not object_file:
+            raise HostError("a shared library of compiled functions cannot run here; allowed: the object file")
+        return engine(redirect_imports(object_file), *arguments)
+
+    return load
 
 
 def _forget_handles(load: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:

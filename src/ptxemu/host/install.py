@@ -8,33 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bridge import Launch, bridge
-from .cubin import undefined_symbols
 from .cutedsl import redirected
 from .dlpack import on_device
-from .errors import HostError
 from .memory import extent, host_bytes, live_extents, merge
 
 if TYPE_CHECKING:
     from ..device import Device
 
 __all__ = ["Emulator", "installed"]
-
-# Everything that a compiled host function of CuTe DSL 4.8.1 may import; runtime.c answers the first group.
-ANSWERED = {
-    "_cudaLibraryLoadData",
-    "_cudaLibraryGetKernel",
-    "_cuKernelGetAttribute",
-    "_cudaKernelSetAttributeForDevice",
-    "_cudaFuncSetAttribute",
-    "_cudaDeviceGetAttribute",
-    "_cudaGetDevice",
-    "_cudaSetDevice",
-    "_cudaLaunchKernelEx",
-    "cuda_dialect_init_library_once",
-    "cuda_dialect_unload_library_once",
-    "CuteDSLRT_TVMFFISetRaisedCudaError",
-}
-FROM_ELSEWHERE = ("TVMFFI", "_GLOBAL_OFFSET_TABLE_", "mem", "malloc", "free", "printf")
 
 
 class Emulator:
@@ -85,7 +66,6 @@ class Emulator:
         """
         from cutlass.runtime import load_module
 
-        check_imports(Path(object_file).read_bytes())
         self.add_ptx(ptx, cubin)
         function: Callable[..., Any] = load_module(str(object_file), enable_tvm_ffi=True)[name]
         return function
@@ -142,12 +122,3 @@ def installed(device: Device, memory: Iterable[Any] | None = None) -> Iterator[E
             raise failure from error
         finally:
             link.emulators.remove(emulator)
-
-
-def check_imports(object_file: bytes) -> None:
-    """Raises HostError if the object imports an entry point of CuTe DSL's runtime that the C library lacks."""
-    unknown = {
-        name for name in undefined_symbols(object_file) if name not in ANSWERED and not name.startswith(FROM_ELSEWHERE)
-    }
-    if unknown:
-        raise HostError(f"the compiled object imports {sorted(unknown)}, which this package does not answer")

@@ -1,5 +1,8 @@
 /* The entry points that host code compiled by CuTe DSL imports, answered by ptxemu instead of a GPU.
  *
+ * Their names begin with `em` where the originals have `cu` (imports.py): CuTe DSL's own library, which may be loaded in
+ * the same process, would be found first under those.
+ *
  * Every call goes to a table of functions that the Python side installs (bridge.py, `Answers`, has the same layout).
  * Handles are small integers that Python chose.  A status is a cudaError_t: 0 is success, everything else makes the
  * compiled function return at once.
@@ -23,48 +26,48 @@ static struct answers answers;
 
 void ptxemu_answer(const struct answers *given) { answers = *given; }
 
-int32_t _cudaLibraryLoadData(void **library, const void *image, void *jit_options, void *jit_values, uint32_t jit_count,
+int32_t _emdaLibraryLoadData(void **library, const void *image, void *jit_options, void *jit_values, uint32_t jit_count,
                              void *options, void *values, uint32_t count) {
     (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     return answers.load_library ? answers.load_library(library, image) : NOT_READY;
 }
 
-int32_t _cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
+int32_t _emdaLibraryGetKernel(void **kernel, void *library, const char *name) {
     return answers.get_kernel ? answers.get_kernel(kernel, library, name) : NOT_READY;
 }
 
-int32_t _cuKernelGetAttribute(int32_t *value, int32_t attribute, void *kernel, int32_t device) {
+int32_t _emKernelGetAttribute(int32_t *value, int32_t attribute, void *kernel, int32_t device) {
     (void)device;
     return answers.get_attribute ? answers.get_attribute(value, attribute, kernel) : NOT_READY;
 }
 
-int32_t _cudaKernelSetAttributeForDevice(void *kernel, int32_t attribute, int32_t value, int32_t device) {
+int32_t _emdaKernelSetAttributeForDevice(void *kernel, int32_t attribute, int32_t value, int32_t device) {
     (void)device;
     return answers.set_attribute ? answers.set_attribute(kernel, attribute, value) : NOT_READY;
 }
 
-int32_t _cudaFuncSetAttribute(void *kernel, int32_t attribute, int32_t value) {
+int32_t _emdaFuncSetAttribute(void *kernel, int32_t attribute, int32_t value) {
     return answers.set_attribute ? answers.set_attribute(kernel, attribute, value) : NOT_READY;
 }
 
-int32_t _cudaDeviceGetAttribute(int32_t *value, int32_t attribute, int32_t device) {
+int32_t _emdaDeviceGetAttribute(int32_t *value, int32_t attribute, int32_t device) {
     (void)device;
     return answers.device_attribute ? answers.device_attribute(value, attribute) : NOT_READY;
 }
 
-int32_t _cudaGetDevice(int32_t *device) {
+int32_t _emdaGetDevice(int32_t *device) {
     *device = 0;
     return 0;
 }
 
-int32_t _cudaSetDevice(int32_t device) { return device ? INVALID_DEVICE : 0; }
+int32_t _emdaSetDevice(int32_t device) { return device ? INVALID_DEVICE : 0; }
 
-int32_t _cudaLaunchKernelEx(const void *config, void *kernel, void **parameters) {
+int32_t _emdaLaunchKernelEx(const void *config, void *kernel, void **parameters) {
     return answers.launch ? answers.launch(config, kernel, parameters) : NOT_READY;
 }
 
 /* Two threads may both load; the second library is then never used.  A lock would be taken while Python is entered. */
-int32_t cuda_dialect_init_library_once(void **slot, int32_t (*init)(void **), int32_t (*load)(void **, int32_t),
+int32_t emda_dialect_init_library_once(void **slot, int32_t (*init)(void **), int32_t (*load)(void **, int32_t),
                                        void (*raise)(const char *kind, const char *message)) {
     if (__atomic_load_n(slot, __ATOMIC_ACQUIRE))
         return 0;
@@ -80,9 +83,9 @@ int32_t cuda_dialect_init_library_once(void **slot, int32_t (*init)(void **), in
     return 0;
 }
 
-void cuda_dialect_unload_library_once(void **slot) { __atomic_store_n(slot, (void *)0, __ATOMIC_RELEASE); }
+void emda_dialect_unload_library_once(void **slot) { __atomic_store_n(slot, (void *)0, __ATOMIC_RELEASE); }
 
-void CuteDSLRT_TVMFFISetRaisedCudaError(void (*raise)(const char *kind, const char **parts, int32_t count),
+void EmteDSLRT_TVMFFISetRaisedCudaError(void (*raise)(const char *kind, const char **parts, int32_t count),
                                         int32_t status) {
     const char *part = answers.message ? answers.message(status) : "ptxemu is not installed";
     raise("RuntimeError", &part, 1);
