@@ -97,22 +97,22 @@ def test_fifo_completes_one_a_turn_in_the_order_of_issue() -> None:
     assert done == ["a", "after a", "b"]
 
 
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("schedule", ["eager", "lazy", "fifo", "random"])
-def test_streams_and_dependences_hold_under_every_schedule(schedule: str) -> None:
-    for seed in range(20):
-        queue, done = completions(schedule, seed)
-        start = queue.submit(lambda: done.append("start"), "start")
-        for i in range(4):
-            queue.submit(lambda i=i: done.append(f"s{i}"), "s", stream="s")
-            queue.submit(lambda i=i: done.append(f"x{i}"), "x", after=[start])
-        last = queue.last("s")
-        while queue.stalled():
-            pass
-        assert [d for d in done if d[0] == "s" and d != "start"] == ["s0", "s1", "s2", "s3"]
-        assert all(done.index("start") < done.index(f"x{i}") for i in range(4))
-        assert len(done) == 9
-        assert queue.last("s") is None
-        assert last is None or last.done
+def test_streams_and_dependences_hold_under_every_schedule(schedule: str, seed: int) -> None:
+    queue, done = completions(schedule, seed)
+    start = queue.submit(lambda: done.append("start"), "start")
+    for i in range(4):
+        queue.submit(lambda i=i: done.append(f"s{i}"), "s", stream="s")
+        queue.submit(lambda i=i: done.append(f"x{i}"), "x", after=[start])
+    last = queue.last("s")
+    while queue.stalled():
+        pass
+    assert [d for d in done if d[0] == "s" and d != "start"] == ["s0", "s1", "s2", "s3"]
+    assert all(done.index("start") < done.index(f"x{i}") for i in range(4))
+    assert len(done) == 9
+    assert queue.last("s") is None
+    assert last is None or last.done
 
 
 def test_random_orders_differ_by_seed() -> None:

@@ -45,6 +45,7 @@ class Mbarrier(Signal):
     def expect_tx(self, amount: int) -> None:
         """Announces bytes of this phase."""
         self._transfer(amount)
+        self._settle()  # they may all have come already
 
     def complete_tx(self, amount: int) -> None:
         """Bytes have arrived."""
