@@ -99,6 +99,19 @@ def test_vectors(vec: str, kind: str) -> None:
     assert (again == source).all()
 
 
+def test_vectors_of_one_register() -> None:
+    source, result = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    body = f"""{lane_address(0, 4)} {lane_address(1, 4, "d2")}
+        setp.lt.u32 p, r0, 8;
+        mov.u32 r1, 9;
+        @p ld.global.b32 {{ r1 }}, [ d1 + 0 ];
+        ldu.global.v2.u32 {{r2, r3}}, [d3];
+        st.global.b32 [ d2 + 0 ], {{ r1 }};"""
+    body = body.replace("ldu", "mov.u64 d3, d1;\n and.b64 d3, d3, -8;\n ldu")
+    launch(body, source, result)
+    assert result.tolist() == [*range(8), *[9] * 24]
+
+
 def test_128_bits() -> None:
     source = np.arange(64, dtype=np.uint64)
     result = np.zeros_like(source)

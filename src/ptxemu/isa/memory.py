@@ -23,46 +23,57 @@ PREFETCH = "L2::64B L2::128B L2::256B"
 CACHES = {"cop": CACHE, "l1": L1, "l2": L2}
 
 
-@warp(
-    "ld{.sem}{.scope}{.ss}{.nc}{.cop}{.l1}{.l2}{.L2::cache_hint}{.prefetch}{.vec}.type d, [a]{, policy}",
-    sem="weak volatile relaxed acquire mmio.relaxed",
-    scope=SCOPES,
-    ss=SPACES,
-    vec="v2 v4 v8",
-    prefetch=PREFETCH,
-    type=TYPES,
+LD = "ld{.sem}{.scope}{.ss}{.nc}{.cop}{.l1}{.l2}{.L2::cache_hint}{.prefetch}"
+LOADS = {
+    "sem": "weak volatile relaxed acquire mmio.relaxed",
+    "scope": SCOPES,
+    "ss": SPACES,
+    "prefetch": PREFETCH,
     **CACHES,
-)
-@warp("ldu{.ss}{.vec}.type d, [a]", ss="global", vec="v2 v4", type=TYPES)
-def ld(w: Warp, m: int, a: Value, *, ss: str | None, vec: str | None, type: str) -> Value:
+}
+
+
+@warp(f"{LD}{{.vec}}.type <d>, [a]{{, policy}}", vec="v2 v4 v8", type=TYPES, **LOADS)
+@warp("ldu{.ss}{.vec}.type <d>, [a]", ss="global", vec="v2 v4", type=TYPES)
+def ld_vector(w: Warp, m: int, a: Value, *, ss: str | None, type: str, parts: int) -> list[Value]:
+    """PTX 'ld'.  Consecutive words into a vector, which may be of one register."""
+    space, address = w.space(ss or "", a, m)
+    if type == "b128":
+        halves = space.load(address, 8, 2 * parts, m, w)
+        return [(halves[2 * i], halves[2 * i + 1]) for i in range(parts)]
+    return space.load(address, bits_of(type) // 8, parts, m, w)
+
+
+@warp(f"{LD}.type d, [a]{{, policy}}", type=TYPES, **LOADS)
+@warp("ldu{.ss}.type d, [a]", ss="global", type=TYPES)
+def ld(w: Warp, m: int, a: Value, *, ss: str | None, type: str) -> Value:
     """PTX 'ld'.  Caches are not modelled, so their hints do nothing."""
-    space, address = w.space(ss or "", a, m)
-    count = int(vec[1:]) if vec else 1
-    if type == "b128":
-        halves = space.load(address, 8, 2 * count, m, w)
-        values: list[Any] = [(halves[2 * i], halves[2 * i + 1]) for i in range(count)]
-    else:
-        values = space.load(address, bits_of(type) // 8, count, m, w)
-    return values if vec else values[0]
+    return ld_vector(w, m, a, ss=ss, type=type, parts=1)[0]
 
 
-@warp(
-    "st{.sem}{.scope}{.ss}{.cop}{.l1}{.l2}{.L2::cache_hint}{.vec}.type [a], b{, policy}",
-    sem="weak volatile relaxed release mmio.relaxed",
-    scope=SCOPES,
-    ss="global local param param::func shared shared::cta shared::cluster",
-    vec="v2 v4 v8",
-    type=TYPES,
+ST = "st{.sem}{.scope}{.ss}{.cop}{.l1}{.l2}{.L2::cache_hint}"
+STORES = {
+    "sem": "weak volatile relaxed release mmio.relaxed",
+    "scope": SCOPES,
+    "ss": "global local param param::func shared shared::cta shared::cluster",
     **CACHES,
-)
-def st(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, vec: str | None, type: str) -> None:
-    """PTX 'st'.  Caches are not modelled, so their hints do nothing."""
+}
+
+
+@warp(f"{ST}{{.vec}}.type [a], <b>{{, policy}}", vec="v2 v4 v8", type=TYPES, **STORES)
+def st_vector(w: Warp, m: int, a: Value, b: tuple[Value, ...], *, ss: str | None, type: str) -> None:
+    """PTX 'st'.  A vector, which may be of one register, as consecutive words."""
     space, address = w.space(ss or "", a, m)
-    values = list(b) if vec else [b]
     if type == "b128":
-        return space.store(address, [half for pair in values for half in pair], 8, m, w)
+        return space.store(address, [half for pair in b for half in pair], 8, m, w)
     bits = bits_of(type)
-    space.store(address, [_narrow(value, bits) for value in values], bits // 8, m, w)
+    space.store(address, [_narrow(value, bits) for value in b], bits // 8, m, w)
+
+
+@warp(f"{ST}.type [a], b{{, policy}}", type=TYPES, **STORES)
+def st(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, type: str) -> None:
+    """PTX 'st'.  Caches are not modelled, so their hints do nothing."""
+    st_vector(w, m, a, (b,), ss=ss, type=type)
 
 
 def _narrow(value: Value, bits: int) -> Value:
