@@ -119,6 +119,8 @@ def test_extents() -> None:
     array = np.zeros((4, 6), np.float32)
     assert extent(array) == (array.ctypes.data, 96)
     assert extent(array[:, 2]) == (array.ctypes.data + 8, 3 * 24 + 4)
+    assert extent(array[::-1, ::2]) == (array.ctypes.data, 92)
+    assert extent(array[:0])[1] == 0
     assert extent((4096, 64)) == (4096, 64)
     with pytest.raises(HostError, match="cannot tell the memory of a dict"):
         extent({})

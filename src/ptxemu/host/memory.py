@@ -33,11 +33,9 @@ def extent(array: Any) -> Extent:
         if array.device.type != "cpu":
             raise HostError(f"a tensor on {array.device} is not memory of the emulator; allowed: CPU tensors")
         return _tensor_extent(array)
-    interface = getattr(array, "__array_interface__", None)
-    if interface is None:
-        raise HostError(f"cannot tell the memory of a {type(array).__name__}; allowed: torch, numpy, (address, bytes)")
-    low, high = np.lib.array_utils.byte_bounds(array)
-    return low, high - low
+    if isinstance(array, np.ndarray):
+        return _array_extent(array)
+    raise HostError(f"cannot tell the memory of a {type(array).__name__}; allowed: torch, numpy, (address, bytes)")
 
 
 def live_extents() -> list[Extent]:
@@ -78,3 +76,11 @@ def _tensor_extent(tensor: Any) -> Extent:
         return tensor.data_ptr(), 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+def _array_extent(array: NDArray[Any]) -> Extent:
+    if array.size == 0:
+        return array.ctypes.data, 0
+    spans = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    below = sum(span for span in spans if span < 0)
+    return array.ctypes.data + below, sum(map(abs, spans)) + array.itemsize
