@@ -64,6 +64,11 @@ def launch_on(a: cute.Tensor, count: cutlass.Int32, stream: Any):
     add_one(a, count).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
 
 
+@cute.jit
+def launch_with(a: cute.Tensor, options: cutlass.Constexpr):
+    add_one(a, 1).launch(grid=[8, 4, 1], block=[64, 1, 1], **options)
+
+
 def compile_for_ffi() -> Any:
     fake = make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(),), stride_order=(0,))
     return cute.compile(launch_on, fake, cutlass.Int32(0), make_fake_stream(), options="--enable-tvm-ffi")
@@ -90,6 +95,23 @@ def test_a_call_without_compile() -> None:
         launch(from_dlpack(a), 3)
         launch(from_dlpack(a), 4)
     assert [seen.args[1] for seen in device.launches] == [(3).to_bytes(4, "little"), (4).to_bytes(4, "little")]
+
+
+def test_what_a_launch_may_ask_for() -> None:
+    device, a = Recorder(), torch.zeros(64)
+    with installed(device, [a]):
+        launch_with(from_dlpack(a), {"use_pdl": True})
+        launch_with(from_dlpack(a), {"cluster": (4, 2, 1), "fallback_cluster": (2, 1, 1), "smem": 4096})
+    first, second = device.launches
+    assert (first.pdl, first.preferred_cluster, first.shared) == (True, None, 0)
+    assert (second.pdl, second.cluster, second.preferred_cluster) == (False, (2, 1, 1), (4, 2, 1))
+    assert second.shared == 4096
+
+
+def test_a_cooperative_launch_is_refused() -> None:
+    a = torch.zeros(64)
+    with pytest.raises(HostError, match="a cooperative launch is not supported"), installed(Recorder(), [a]):
+        launch_with(from_dlpack(a), {"cooperative": True})
 
 
 def test_a_call_through_tvm_ffi() -> None:
