@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ptxemu.arguments import Arguments, aligned
 from ptxemu.errors import LaunchError
 from ptxemu.isa.generate import generate
+from ptxemu.machine.dependent import Rest
 from ptxemu.machine.grid import Grid, Shape
 from ptxemu.machine.memory import GlobalMemory, Region
 from ptxemu.machine.program import Program
@@ -103,6 +104,7 @@ class Device:
         self.sms = sms
         self.memory = GlobalMemory()
         self._modules: dict[str, _Loaded] = {}
+        self._rest: Rest | None = None  # of the last launch, for a dependent one
 
     def register(self, array: NDArray[Any], name: str = "host memory") -> Region:
         """Makes a C-contiguous array global memory at its own address, until `memory.unregister`."""
@@ -129,7 +131,7 @@ class Device:
         that some clusters may get instead.  shared: bytes of dynamic shared memory.
         args: in the order of the parameters: int, float, bytes (the raw parameter), a numpy array (becomes global
         memory, passed as its address, written back), or `TensorMap` (its address may be that of an array in `args`).
-        pdl: the kernel may start before the one before it has ended.
+        pdl: the kernel may start before the one before it has ended, which shows in memory that stays registered.
 
         Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock.
         """
@@ -145,11 +147,13 @@ class Device:
             )
         if shapes.cluster_size > self.sms:
             raise LaunchError(f"cluster={shapes.cluster}: the device has {self.sms} multiprocessors")
+        queue = Queue(self.schedule, self.seed)
+        before, self._rest = self._rest, None
         with Arguments(program, args, self.memory) as arguments:
             running = Grid(
                 program,
                 self.memory,
-                Queue(self.schedule, self.seed),
+                queue,
                 arguments.region,
                 shapes.grid,
                 shapes.block,
@@ -161,11 +165,13 @@ class Device:
                 sms=self.sms,
                 seed=self.seed,
                 variables=loaded.globals,
+                prerequisite=before.begin(self.memory, queue) if before and pdl else None,
             )
             start = time.perf_counter()
             with np.errstate(all="ignore"):
                 running.run()
             report = Report.of(running, time.perf_counter() - start)
+            self._rest = running.release.rest()
         if report.findings and self.on_finding == "raise":
             raise FindingError(report)
         return report

@@ -132,12 +132,15 @@ def getctarank(w: Warp, m: int, a: Value) -> Value:
 
 @warp("griddepcontrol.launch_dependents")
 def launch_dependents(w: Warp, m: int) -> None:
-    """PTX 'griddepcontrol'.  Dependent grids may start once all CTAs have said so; they need not."""
+    """PTX 'griddepcontrol'.  Dependent grids may start once all CTAs have said so or ended; they need not."""
+    w.grid.release.launch_dependents(w.cta)
 
 
 @warp("griddepcontrol.wait")
-def wait_prerequisites(w: Warp, m: int) -> None:
-    """PTX 'griddepcontrol'.  Until the grids before are complete."""
+def wait_prerequisites(w: Warp, m: int) -> Generator[Wait, None, None]:
+    """PTX 'griddepcontrol'.  Until the grids before are complete and what they wrote is there."""
+    if w.grid.prerequisite is not None:
+        yield w.grid.prerequisite.wait()
 
 
 @warp(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
-from ptxemu.machine.queue import Queue
+from ptxemu.machine.dependent import Release
+from ptxemu.machine.queue import Operation, Queue
 from ptxemu.machine.scheduler import TURN, Scheduler
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Grid:
         sms: int,
         seed: int,
         variables: dict[str, Region],
+        prerequisite: Operation | None = None,
         watch: Watch | None = None,
     ) -> None:
         self.program = program
@@ -62,6 +64,8 @@ class Grid:
         self.dynamic_bytes = dynamic_bytes
         self.sms = sms
         self.watch = watch
+        self.prerequisite = prerequisite  # the grid before, if this one started early
+        self.release = Release(memory, shape[0] * shape[1] * shape[2])
         self.free_sms = sms
         self.effects = 0
         self.running: list[Cluster] = []
@@ -103,7 +107,11 @@ class Grid:
         """PTX 'clusterlaunchcontrol': takes back a cluster that has not started and returns its first CTA's index;
         None when all have."""
         self.effects += 1
-        return self.pending.pop()[0] if self.pending else None
+        if not self.pending:
+            return None
+        first, (x, y, z) = self.pending.pop()
+        self.release.without(first, x * y * z)
+        return first
 
     def cluster_ended(self, cluster: Cluster) -> None:
         self.effects += 1
@@ -112,6 +120,7 @@ class Grid:
         self.ended += 1
         self.ended_ctas += len(cluster.ctas)
         for cta in cluster.ctas:
+            self.release.without(cta)
             self.ended_warps += len(cta.warps)
             for warp in cta.warps:
                 self.counts = [a + b for a, b in zip(self.counts, warp.counts, strict=True)]
@@ -140,6 +149,9 @@ class Grid:
         except Error as error:
             where = self._where(error.__traceback__)
             raise (type(error)(f"{error}\n  at {where}") if where else error) from error
+        finally:
+            if self.prerequisite is not None and not self.prerequisite.done:
+                self.prerequisite.action()  # an error here leaves the grid before as it was
         if self.running:
             raise Deadlock(self.stuck())
 
