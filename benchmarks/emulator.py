@@ -94,9 +94,7 @@ def main() -> None:
     for size in SIZES:
         result = measure(size, options.schedule)
         results.append(result)
-        print(
-            f"{size}^3: {result['median_seconds']} s, {result['warp_instructions_a_second']:,} warp instructions a second"
-        )
+        print(f"{size}^3: {result['median_seconds']} s, {result['warp_instructions_a_second']:,} warp instructions/s")
     record = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "checks": "all", "results": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")

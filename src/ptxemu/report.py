@@ -12,6 +12,9 @@ from ptxemu.machine.grid import Grid
 __all__ = ["Finding", "Report"]
 
 
+Span = tuple[str, str, int, int, int]  # process, track, PTX line, turns of beginning and end
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something wrong that did not stop the launch.
@@ -44,7 +47,8 @@ class Report:
     kernel: str
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, int | float | dict[str, int]] = field(default_factory=dict)
-    events: list[dict[str, object]] = field(default_factory=list, repr=False)
+    spans: list[Span] = field(default_factory=list, repr=False)
+    lines: list[str] = field(default_factory=list, repr=False)  # of the PTX
 
     @classmethod
     def of(cls, grid: Grid, seconds: float) -> Report:
@@ -64,7 +68,8 @@ class Report:
             "seconds": seconds,
             "instructions": {opcode: n for opcode, n in opcodes.most_common() if n},
         }
-        return cls(program.name, list(grid.findings), counters, _events(grid))
+        spans = [("warps", *span) for span in grid.waits] + [("asynchronous units", *span) for span in grid.queue.log]
+        return cls(program.name, list(grid.findings), counters, spans, program.lines)
 
     def trace(self, path: str | Path) -> None:
         """Writes a timeline in the JSON that Perfetto reads.
@@ -72,25 +77,17 @@ class Report:
         A track a warp has its waits, one a kind of asynchronous operation its time in flight.  Times are turns of the
         scheduler, not seconds.
         """
-        Path(path).write_text(json.dumps({"traceEvents": self.events, "displayTimeUnit": "ns"}))
+        Path(path).write_text(json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ns"}))
 
-    def __str__(self) -> str:
-        head = f"{self.kernel}: {self.counters.get('warp_instructions', 0)} warp instructions"
-        return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
-
-
-def _events(grid: Grid) -> list[dict[str, object]]:
-    """The waits of warps and the asynchronous operations as trace events."""
-    program = grid.program
-    events: list[dict[str, object]] = []
-    for process, spans in (("warps", grid.waits), ("asynchronous units", grid.queue.log)):
-        for track, line, start, end in spans:
-            text = program.lines[line - 1].strip() if 0 < line <= len(program.lines) else track
-            name = f"wait: {text}" if process == "warps" else text
+    def _events(self) -> list[dict[str, object]]:
+        """The spans as trace events."""
+        events: list[dict[str, object]] = []
+        for process, track, line, start, end in self.spans:
+            text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else track
             events.append(
                 {
                     "ph": "X",
-                    "name": name,
+                    "name": f"wait: {text}" if process == "warps" else text,
                     "pid": process,
                     "tid": track,
                     "ts": start,
@@ -98,4 +95,8 @@ def _events(grid: Grid) -> list[dict[str, object]]:
                     "args": {"line": line},
                 }
             )
-    return events
+        return events
+
+    def __str__(self) -> str:
+        head = f"{self.kernel}: {self.counters.get('warp_instructions', 0)} warp instructions"
+        return "\n".join([head, *(f"  {finding}" for finding in self.findings)])

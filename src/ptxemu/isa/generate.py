@@ -21,7 +21,7 @@ from ptxemu.isa.engine import Decoded
 from ptxemu.isa.move import mov
 from ptxemu.isa.operands import registers_in
 from ptxemu.isa.special import special
-from ptxemu.isa.types import bits_of, compose, constant, is_signed, widen
+from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed, scalar_text, widen
 from ptxemu.machine.lanes import FULL, WORD, lanes, merge
 from ptxemu.machine.memory import SHARED_BASE
 from ptxemu.machine.program import Block, Program
@@ -327,9 +327,13 @@ class _Generator:
             elif to_type != "pred" or any(n != "pred" for n, _ in sources):
                 tests.append(f"({value} == FULL or not {value})")
         arguments = ", ".join(values)
+        to = (to_type, self.width(found.results[0], bits_of(to_type)))
+        text = f"{scalar}({arguments})"
+        if is_integral((*sources, to)) and any(name != "pred" for name, _ in (*sources, to)):
+            text = f"({scalar_text(self.bound_function(found), values, sources, to)})"  # spares a call
         if not tests:
-            return f"{scalar}({arguments})"
-        return f"{scalar}({arguments}) if {' and '.join(dict.fromkeys(tests))} else {vector}({arguments})"
+            return text
+        return f"{text} if {' and '.join(dict.fromkeys(tests))} else {vector}({arguments})"
 
     def local(self, value: str) -> str:
         """A name for an expression, so that it is computed once."""

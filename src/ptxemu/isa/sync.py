@@ -164,7 +164,7 @@ def try_cancel(w: Warp, m: int, addr: Value, mbar: Value, *, space: str | None, 
 
 def _submit_cancel(w: Warp, response: int, signal: int, targets: list[int]) -> None:
     def answer() -> None:
-        data = _encode(w.grid.cancel()).to_bytes(16, "little")
+        data = _encode(w.grid.cancel(w.cluster.shape)).to_bytes(16, "little")
         for rank in targets:
             place = response & ~RANK_MASK | rank << RANK_SHIFT
             view = w.shared.view(place, 16, write=True, proxy="async", actor=w)

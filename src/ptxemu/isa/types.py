@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ptxemu.machine.lanes import FULL, LANES, WORD, bools, pack
 
-__all__ = ["bits_of", "compose", "constant", "is_signed", "widen"]
+__all__ = ["bits_of", "compose", "constant", "is_integral", "is_signed", "scalar_text", "widen"]
 
 _FLOATS: dict[str, Any] = {
     "f16": np.float16,
@@ -75,6 +75,19 @@ def widen(value: Any, bits: int, width: int, signed: bool) -> Any:
     return value.astype(WORD[bits], copy=False).astype(WORD[width])
 
 
+def is_integral(types: Iterable[tuple[str, int]]) -> bool:
+    """Whether ints alone can stand for operands of these types and widths."""
+    return all(_INTEGER.fullmatch(name) for name, _ in types)
+
+
+def scalar_text(
+    function: str, values: Sequence[str], sources: Sequence[tuple[str, int]], result: tuple[str, int]
+) -> str:
+    """The expression by which integral operands, uniform all, get their result: what `compose` makes a function of."""
+    call = f"{function}({', '.join(_scalar_in(v, *source) for v, source in zip(values, sources, strict=True))})"
+    return _scalar_out(call, *result)
+
+
 def compose(
     function: Callable[..., Any], sources: Sequence[tuple[str, int]], result: tuple[str, int], takes_ints: bool = False
 ) -> tuple[Callable[..., int], Callable[..., Any]]:
@@ -88,16 +101,14 @@ def compose(
         return (bitwise := _bitwise(function)), bitwise
     names = [f"a{i}" for i in range(len(sources))]
     scope: dict[str, Any] = {"f": function, "np": np, "bools": bools, "pack": pack, "FULL": FULL, "widen": widen}
-    integral = all(_INTEGER.fullmatch(name) for name, _ in (*sources, result))
+    integral = is_integral((*sources, result))
     lift = not takes_ints
     vector = [_vector_in(a, *source, lift, scope) for a, source in zip(names, sources, strict=True)]
     call = f"f({', '.join(vector)})"
     made_vector = eval(f"lambda {', '.join(names)}: {_vector_out(call, *result, scope)}", scope)
     if not integral:
         return _through_arrays(made_vector, sources, result), made_vector
-    scalar = [_scalar_in(a, *source) for a, source in zip(names, sources, strict=True)]
-    call = f"f({', '.join(scalar)})"
-    made_scalar = eval(f"lambda {', '.join(names)}: {_scalar_out(call, *result)}", scope)
+    made_scalar = eval(f"lambda {', '.join(names)}: {scalar_text('f', names, sources, result)}", scope)
     return made_scalar, made_vector
 
 
