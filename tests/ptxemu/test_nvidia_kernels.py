@@ -43,13 +43,14 @@ def device(request: pytest.FixtureRequest) -> ptxemu.Device:
     return ptxemu.Device("sm_100a", schedule=schedule, seed=seed)
 
 
-def run(case: Case, problem: Problem, device: ptxemu.Device, *, tvm_ffi: bool = False) -> None:
+def run(case: Case, problem: Problem, device: ptxemu.Device, *, tvm_ffi: bool = False) -> ptxemu.Report:
     operands = case.operands(problem, seed=problem.m + problem.n + problem.k)
     with installed(device, operands.memory) as emulator:
         function = compiled(case, "--enable-tvm-ffi" if tvm_ffi else "")
         case.call(function, problem, operands, tvm_ffi=tvm_ffi)
-    assert len(emulator.reports) == 1
+    (report,) = emulator.reports
     assert mistakes(case, operands, problem) is None
+    return report
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -64,6 +65,22 @@ def test_every_kernel_decodes(case: Case) -> None:
 @pytest.mark.parametrize(("case", "problem"), RUNS, ids=str)
 def test_result(case: Case, problem: Problem, device: ptxemu.Device) -> None:
     run(case, problem, device)
+
+
+FEW = [
+    (Dense(tile=(128, 64)), 2),
+    (Dense("BFloat16", "Float32", True, (256, 128), (2, 1)), 4),
+    (Dense(two_ctas=True, tile=(256, 64), cluster=(2, 1), preferred=(4, 2)), 8),
+]
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@pytest.mark.parametrize(("case", "sms"), FEW, ids=str)
+def test_tiles_taken_over(case: Dense, sms: int, schedule: str) -> None:
+    """With few multiprocessors, clusters that run cancel those that wait and do their tiles."""
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=1, sms=sms)
+    report = run(case, Problem(300, 192, 96, 2), device)
+    assert report.counters["ctas"] < 18
 
 
 def test_result_through_tvm_ffi() -> None:

@@ -103,14 +103,18 @@ class Grid:
             self.free_sms -= size
             self.running.append(Cluster(self, origin, shape))
 
-    def cancel(self) -> Shape | None:
-        """PTX 'clusterlaunchcontrol': takes back a cluster that has not started and returns its first CTA's index;
-        None when all have."""
+    def cancel(self, shape: Shape) -> Shape | None:
+        """PTX 'clusterlaunchcontrol': takes back a cluster of this shape, the asking one's, that has not started, and
+        returns its first CTA's index; None when there is none.  A larger one that has not started is split."""
         self.effects += 1
-        if not self.pending:
-            return None
-        first, (x, y, z) = self.pending.pop()
-        self.release.without(first, x * y * z)
+        found = next((i for i in reversed(range(len(self.pending))) if self.pending[i][1] == shape), None)
+        if found is None:
+            found = next((i for i in reversed(range(len(self.pending))) if _holds(self.pending[i][1], shape)), None)
+            if found is None:
+                return None
+            self.pending[found : found + 1] = _split(*self.pending[found], shape)
+        first, _ = self.pending.pop(found)
+        self.release.without(first, shape[0] * shape[1] * shape[2])
         return first
 
     def cluster_ended(self, cluster: Cluster) -> None:
@@ -196,3 +200,14 @@ def _without_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _holds(larger: Shape, smaller: Shape) -> bool:
+    """Whether clusters of one shape fill one of the other."""
+    return all(a % b == 0 for a, b in zip(larger, smaller, strict=True))
+
+
+def _split(origin: Shape, shape: Shape, into: Shape) -> list[tuple[Shape, Shape]]:
+    """A cluster's place as places of smaller clusters."""
+    x, y, z = (range(o, o + s, i) for o, s, i in zip(origin, shape, into, strict=True))
+    return [((a, b, c), into) for c in z for b in y for a in x]
