@@ -99,6 +99,18 @@ def test_vectors(vec: str, kind: str) -> None:
     assert (again == source).all()
 
 
+def test_stores_cut_off_and_take_negative_constants() -> None:
+    result = np.zeros(4, np.uint64)
+    body = """ld.param.u64 d1, [p0];
+        mov.u64 d2, 0x123456789;
+        st.global.u32 [d1], d2;
+        st.global.u32 [d1+8], -1;
+        st.global.v2.b16 [d1+16], {-2, 3};
+        st.global.f32 [d1+24], 0f3F800000;"""
+    launch(body, result, block=(1,))
+    assert result.tolist() == [0x23456789, 0xFFFFFFFF, 0x3FFFE, 0x3F800000]
+
+
 def test_vectors_of_one_register() -> None:
     source, result = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
     body = f"""{lane_address(0, 4)} {lane_address(1, 4, "d2")}

@@ -63,7 +63,7 @@ def run_batch(scalar: Callable[..., int], vector: Callable[..., Any]) -> Callabl
     """The function of several equal instructions, given for each operand the registers of all."""
 
     def apply(*operands: tuple[Any, ...]) -> list[Any]:
-        if any(register.__class__ is int for registers in operands for register in registers):
+        if any(int in map(type, registers) for registers in operands):
             rows = zip(*operands, strict=True)
             return [(scalar if all(x.__class__ is int for x in row) else vector)(*row) for row in rows]
         return list(vector(*map(np.concatenate, operands)).reshape(-1, LANES))

@@ -8,7 +8,7 @@ not aligned to its size, raises MemoryFault.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -130,7 +130,7 @@ class Space:
             return self._load_slow(address, width, count, mask)
         return list(np.ascontiguousarray(table.T))
 
-    def store(self, address: Any, values: list[Any], width: int, mask: int, actor: object = None) -> None:
+    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
         """Writes `values`, each an int or an array (32,), as consecutive words of `width` bytes at each lane's address.
         Where lanes write to the same place the highest one wins."""
         count = len(values)
@@ -170,7 +170,7 @@ class Space:
             words = region.words(width)[start // width : start // width + count].tolist()
         return words
 
-    def _store_one(self, address: int, values: list[Any], width: int, lane: int) -> None:
+    def _store_one(self, address: int, values: Sequence[Any], width: int, lane: int) -> None:
         nbytes = width * len(values)
         region = self.find(address, address + nbytes)
         if address % nbytes:
@@ -209,7 +209,7 @@ class Space:
             table[:, lane] = self._load_one(int(address[lane]), width, count)
         return list(table)
 
-    def _store_slow(self, address: NDArray[Any], values: list[Any], width: int) -> None:
+    def _store_slow(self, address: NDArray[Any], values: Sequence[Any], width: int) -> None:
         """Lane by lane."""
         for lane, at in enumerate(address.tolist()):
             self._store_one(at, values, width, lane)
@@ -316,5 +316,5 @@ class LocalMemory(Space):
     def load(self, address: Any, width: int, count: int, mask: int, actor: object = None) -> list[Any]:
         return super().load(self._spread(address, width * count, mask), width, count, mask, actor)
 
-    def store(self, address: Any, values: list[Any], width: int, mask: int, actor: object = None) -> None:
+    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
         super().store(self._spread(address, width * len(values), mask), values, width, mask, actor)

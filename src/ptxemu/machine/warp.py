@@ -298,6 +298,6 @@ def _own(registers: Registers, live: tuple[int, ...], mask: int) -> Registers:
     if mask & (mask - 1) == 0:
         lane = first(mask)
         for index in live:
-            if isinstance(value := copy[index], np.ndarray):
+            if (value := copy[index]).__class__ is np.ndarray:
                 copy[index] = int(value[lane])
     return copy
