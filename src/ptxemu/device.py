@@ -15,7 +15,7 @@ from ptxemu.errors import LaunchError
 from ptxemu.isa.generate import generate
 from ptxemu.machine.dependent import Rest
 from ptxemu.machine.grid import Grid, Shape
-from ptxemu.machine.memory import GlobalMemory, Region
+from ptxemu.machine.memory import SHARED_BASE, GlobalMemory, Region
 from ptxemu.machine.program import Program
 from ptxemu.machine.queue import SCHEDULES, Queue
 from ptxemu.report import Report
@@ -139,14 +139,9 @@ class Device:
         program = loaded.program(_kernel(loaded.module, kernel))
         self._check_target(program)
         shapes = _Shapes(program, grid, block, cluster, preferred_cluster)
-        static = -(-(program.shared_size + 1024) // program.dynamic_align) * program.dynamic_align - 1024
-        shared_bytes = (static if shared else program.shared_size) + shared
-        if shared < 0 or shared_bytes > TARGETS[self.target]:
-            raise LaunchError(
-                f"shared={shared}: with {program.shared_size} static bytes, allowed are {TARGETS[self.target]}"
-            )
         if shapes.cluster_size > self.sms:
-            raise LaunchError(f"cluster={shapes.cluster}: the device has {self.sms} multiprocessors")
+            raise LaunchError(f"cluster={shapes.preferred}: the device has {self.sms} multiprocessors")
+        shared_bytes = self._shared_bytes(program, shared)
         queue = Queue(self.schedule, self.seed)
         before, self._rest = self._rest, None
         with Arguments(program, args, self.memory) as arguments:
@@ -167,14 +162,17 @@ class Device:
                 variables=loaded.globals,
                 prerequisite=before.begin(self.memory, queue) if before and pdl else None,
             )
-            start = time.perf_counter()
-            with np.errstate(all="ignore"):
-                running.run()
-            report = Report.of(running, time.perf_counter() - start)
-            self._rest = running.release.rest()
+            report = self._run(running)
         if report.findings and self.on_finding == "raise":
             raise FindingError(report)
         return report
+
+    def _run(self, grid: Grid) -> Report:
+        start = time.perf_counter()
+        with np.errstate(all="ignore"):
+            grid.run()
+        self._rest = grid.release.rest()
+        return Report.of(grid, time.perf_counter() - start)
 
     def _load(self, ptx: str | Module) -> _Loaded:
         key = ptx if isinstance(ptx, str) else f"module {id(ptx)}"
@@ -183,6 +181,16 @@ class Device:
             loaded = _Loaded(parse(ptx) if isinstance(ptx, str) else ptx, self.memory)
             self._modules[key] = loaded
         return loaded
+
+    def _shared_bytes(self, program: Program, dynamic: int) -> int:
+        """A CTA's shared memory: static variables first, then, aligned as its declaration asks, the dynamic part."""
+        start = SHARED_BASE + program.shared_size
+        if dynamic:
+            start = -(-start // program.dynamic_align) * program.dynamic_align
+        total, most = start - SHARED_BASE + dynamic, TARGETS[self.target]
+        if dynamic < 0 or total > most:
+            raise LaunchError(f"shared={dynamic}: with {program.shared_size} static bytes, allowed are {most}")
+        return total
 
     def _check_target(self, program: Program) -> None:
         """PTX for a target with an architecture suffix runs there alone, other PTX on that target and newer ones."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from ptxemu.text.module import Variable
+if TYPE_CHECKING:
+    from ptxemu.text.module import Variable
 
 __all__ = ["Block", "Program"]
 
