@@ -81,7 +81,7 @@ def test_entry() -> None:
         ("bar#1", "shared", 8, 8),
     ]
     assert list(function.locations.values()) == [("kernel.py", 12), ("kernel.py", 14)]
-    assert function.registers == {"%r0": 32, "%r1": 32, "%r2": 32}
+    assert function.registers == {"CC.CF": 1, "%r0": 32, "%r1": 32, "%r2": 32}
 
 
 def test_module_variables() -> None:

@@ -5,6 +5,7 @@ import importlib
 # Order matters only where two forms match the same text: the earlier one wins.
 CHAPTERS = (
     "integer",
+    "extended",
     "logic",
     "floating",
     "compare",

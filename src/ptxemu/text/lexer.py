@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ptxemu.errors import ParseError
 
-__all__ = ["Token", "number", "tokenize"]
+__all__ = ["Token", "as_float", "number", "tokenize"]
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*")', re.DOTALL)
 _TOKEN = re.compile(
@@ -64,3 +64,9 @@ def number(text: str) -> tuple[int, int]:
     if prefix in ("0x", "0b"):
         return int(digits, 0), 0
     return int(digits, 8 if len(digits) > 1 and digits.startswith("0") else 10), 0
+
+
+def as_float(value: int, float_bits: int, element: int) -> int:
+    """A float constant as the bits of a float of `element` bytes."""
+    decoded = struct.unpack("<f" if float_bits == 32 else "<d", value.to_bytes(float_bits // 8, "little"))[0]
+    return int.from_bytes(struct.pack({2: "<e", 4: "<f", 8: "<d"}[element], decoded), "little")

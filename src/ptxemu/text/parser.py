@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 
 from ptxemu.errors import ParseError
-from ptxemu.text.lexer import Token, number, tokenize
+from ptxemu.text.lexer import Token, as_float, number, tokenize
 from ptxemu.text.module import (
     Address,
     Function,
@@ -26,6 +25,7 @@ from ptxemu.text.module import (
 
 __all__ = ["parse"]
 
+_CARRY = "CC.CF"  # the carry flag as a register, under a name that PTX cannot give
 _LINKAGE = {".visible", ".extern", ".weak", ".common", ".alias"}
 _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _SIZES = {"pred": 0, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "b128": 16} | {
@@ -184,7 +184,7 @@ class _Parser:
 
     # Variables
 
-    def variables(self, named: bool = False) -> list[Variable]:
+    def variables(self) -> list[Variable]:
         """One declaration with its `;`."""
         found = [self.variable()]
         while self.accept(","):
@@ -261,7 +261,7 @@ class _Parser:
                 negative = self.accept("-")
                 value, float_bits = number(self.next().text)
                 if float_bits:
-                    value = _float_bits(value, float_bits, element) ^ (negative << (8 * element - 1))
+                    value = as_float(value, float_bits, element) ^ (negative << (8 * element - 1))
                 else:
                     value = (-value if negative else value) & ((1 << 8 * element) - 1)
                 data += value.to_bytes(element, "little")
@@ -277,6 +277,7 @@ class _Parser:
         name = self.word("a function name")
         function = Function(name, is_entry, self.parameters() if self.at("(") else [], returns)
         self.module_scope.variables[name] = name
+        function.registers[_CARRY] = 1
         while self.peek().kind == "directive":
             directive = self.next().text
             numbers = []
@@ -414,6 +415,7 @@ class _Parser:
             if operands:
                 self.expect(",")
             operands.append(self.operand())
+        _carry(opcode, operands)
         text = (
             " ".join(t.text for t in self.tokens[start : self.position - 1]) if self.peek(-1).line != first.line else ""
         )
@@ -482,7 +484,10 @@ class _Parser:
         raise self.error(f"`{name}` is not declared", self.tokens[self.position - 1])
 
 
-def _float_bits(value: int, float_bits: int, element: int) -> int:
-    """A float constant as the bits of a float of `element` bytes."""
-    number = struct.unpack("<f" if float_bits == 32 else "<d", value.to_bytes(float_bits // 8, "little"))[0]
-    return int.from_bytes(struct.pack({2: "<e", 4: "<f", 8: "<d"}[element], number), "little")
+def _carry(opcode: str, operands: list[Operand]) -> None:
+    """Makes the carry flag an operand of the instructions that use it."""
+    base, *modifiers = opcode.split(".")
+    if base in ("addc", "subc", "madc"):
+        operands.append(Register(_CARRY))
+    if "cc" in modifiers and operands:
+        operands[0] = Pair(operands[0], Register(_CARRY))
