@@ -25,6 +25,7 @@ from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed,
 from ptxemu.machine.lanes import FULL, WORD, lanes, merge
 from ptxemu.machine.memory import SHARED_BASE
 from ptxemu.machine.program import Block, Program
+from ptxemu.text.inline import inlined
 from ptxemu.text.module import (
     Function,
     Immediate,
@@ -48,7 +49,7 @@ def generate(module: Module, kernel: str) -> Program:
 
     Raises UnknownInstruction for what the table does not hold, ParseError for a label or symbol that is not there.
     """
-    return _Generator(module, module.functions[kernel]).program()
+    return _Generator(module, inlined(module, module.functions[kernel])).program()
 
 
 def _align(offset: int, align: int) -> int:
