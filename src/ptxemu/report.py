@@ -69,7 +69,8 @@ class Report:
             "instructions": {opcode: n for opcode, n in opcodes.most_common() if n},
         }
         spans = [("warps", *span) for span in grid.waits] + [("asynchronous units", *span) for span in grid.queue.log]
-        return cls(program.name, list(grid.findings), counters, spans, program.lines)
+        findings = [Finding(kind, message, warp=warp) for kind, message, warp in grid.findings]
+        return cls(program.name, findings, counters, spans, program.lines)
 
     def trace(self, path: str | Path) -> None:
         """Writes a timeline in the JSON that Perfetto reads.

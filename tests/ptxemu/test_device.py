@@ -298,3 +298,24 @@ def test_comparisons_name_the_first_bad_element() -> None:
         assert_close(got, want, 1)
     with pytest.raises(pytest.fail.Exception, match="the shape is"):
         assert_equal(got, want[0])
+
+
+LEAK = f"""{HEADER}
+.visible .entry leak()
+{{
+    .shared .align 4 .b32 place;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [place], 64;
+}}
+"""
+
+
+def test_a_finding_raises_or_is_collected() -> None:
+    with pytest.raises(
+        ptxemu.FindingError, match="tensor-memory leak: CTA .* ended without freeing 64 columns"
+    ) as caught:
+        ptxemu.Device("sm_100a").launch(LEAK)
+    assert len(caught.value.report.findings) == 1
+    report = ptxemu.Device("sm_100a", on_finding="collect").launch(LEAK)
+    assert [(f.kind, f.warp) for f in report.findings] == [("tensor-memory leak", "warp 0 of CTA (0, 0, 0)")]
+    assert "tensor-memory leak" in str(report)
+    assert ptxemu.Device("sm_100a", checks="none").launch(LEAK).findings == []

@@ -102,5 +102,10 @@ class Cta(Signal):
                 barrier.settle()
         self.cluster.barrier.lanes_ended(warp, mask)
         if not self.live_warps:
+            if self.tmem.allocations:
+                held = ", ".join(f"{size} columns at {at:#x}" for at, size in self.tmem.allocations.items())
+                self.cluster.grid.found(
+                    "tensor-memory leak", f"CTA {self.index} ended without freeing {held}", warp.name
+                )
             self.cluster.cta_ended(self)
         self.changed()

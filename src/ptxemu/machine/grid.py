@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
@@ -69,7 +69,7 @@ class Grid:
         self.free_sms = sms
         self.effects = 0
         self.running: list[Cluster] = []
-        self.findings: list[Any] = []
+        self.findings: list[tuple[str, str, str]] = []  # kind, message, warp
         self.counts = [0] * len(program.blocks)  # how often each block ran, of the warps that have ended
         self.ended = self.ended_ctas = self.ended_warps = 0
         self.waits: list[tuple[str, int, int, int]] = []  # warp, PTX line, turns of its beginning and end
@@ -134,6 +134,10 @@ class Grid:
         """Grows with every effect that another warp could be waiting for."""
         shared = sum(c.shared.writes + c.barrier.generation for c in self.running)
         return self.effects + self.memory.writes + shared + self.queue.completed
+
+    def found(self, kind: str, message: str, warp: str) -> None:
+        """Something is wrong, though the grid can go on."""
+        self.findings.append((kind, message, warp))
 
     def clock(self) -> int:
         """A count that grows while warps run.  It says nothing about time on a device."""
