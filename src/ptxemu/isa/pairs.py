@@ -52,9 +52,8 @@ def _split_counts(code: Sequence[Decoded | Label]) -> dict[str, int]:
         if isinstance(found, Label):
             continue
         carried = _carried(found)
-        if carried is not None:
-            if counts.setdefault(carried, found.parts) != found.parts:
-                ruled_out.add(carried)
+        if carried is not None and counts.setdefault(carried, found.parts) != found.parts:
+            ruled_out.add(carried)
         for operand in (*found.results, *found.instruction.operands, found.instruction.guard):
             ruled_out |= {r.name for r in registers_in(operand) if r.name != carried}
     return {name: count for name, count in counts.items() if name not in ruled_out}
