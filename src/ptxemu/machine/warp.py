@@ -214,20 +214,21 @@ class Warp:
                 return False
             self.group = group
             group.needs = 0
-            block: Block | None = group.block
+            block = group.block
             if group.steps is not None:
-                block = self._resume(group)
-                if block is None:
+                resumed = self._resume(group)
+                if resumed is None:
                     continue
+                block = resumed
             limit = self._limit(group)
             registers, mask = group.registers, group.mask
             while True:
-                assert block is not None
                 counts[block.index] += 1
-                block = block.run(self, registers, mask)
+                following = block.run(self, registers, mask)
                 budget -= 1
-                if block is None:
+                if following is None:
                     break
+                block = following
                 if block.index >= limit:
                     group.block = block
                     break
