@@ -42,7 +42,7 @@ $(VENV)/.demo: $(VENV)/.base
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) --editable '.[test,peers,dev]'
+	$(PIP) --editable '.[test,operators,peers,dev]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.demo

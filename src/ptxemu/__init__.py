@@ -1,1 +1,20 @@
-"""A software GPU that executes PTX: an empty room in this version."""
+"""A software GPU that executes PTX."""
+
+from ptxemu.device import Device, FindingError
+from ptxemu.errors import Deadlock, Error, LaunchError, MemoryFault, ParseError, UnknownInstruction
+from ptxemu.machine.tensormap import TensorMap
+from ptxemu.report import Finding, Report
+
+__all__ = [
+    "Deadlock",
+    "Device",
+    "Error",
+    "Finding",
+    "FindingError",
+    "LaunchError",
+    "MemoryFault",
+    "ParseError",
+    "Report",
+    "TensorMap",
+    "UnknownInstruction",
+]

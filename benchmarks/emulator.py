@@ -1,0 +1,110 @@
+"""How fast ptxemu runs NVIDIA's 2-CTA 256x256 NVFP4 GEMM: `python benchmarks/emulator.py [--out results.json]`.
+
+The kernel comes from nvidia-cutlass-operators and is called by its own host code.  Its 256-column variant initialises
+the barrier of its accumulator with 256 arrivals but arrives 8 times, so that it would wait for ever; the count is
+corrected in the PTX before it runs.  Every result is compared with float64 first; a wrong one ends the benchmark.
+
+Seconds are those of the launch alone, process time on one core: compiling, decoding and the comparison are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # spinning BLAS threads make the emulator many times slower
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ptxemu"))
+
+import numpy as np
+
+import ptxemu
+from ptxemu.host import installed
+
+SIZES = (512, 2048)
+REPEATS = {512: 9, 2048: 3}
+ARRIVALS = re.compile(r"(mov\.b32\s+(%r\d+), )256(;\s+mbarrier\.init\.shared\.b64\s+\[%r\d+\], \2;)")
+
+
+class CorrectedDevice(ptxemu.Device):
+    """Corrects the arrival count before a launch, and measures the launch."""
+
+    seconds = 0.0
+
+    def launch(self, ptx: Any, *arguments: Any, **options: Any) -> ptxemu.Report:
+        corrected, count = ARRIVALS.subn(r"\g<1>8\3", ptx)
+        if count != 1:
+            raise SystemExit(f"the kernel has {count} places to correct instead of 1")
+        self._load(corrected).program(options["kernel"])  # decoded before the clock starts
+        start = time.process_time()
+        report = super().launch(corrected, *arguments, **options)
+        self.seconds = time.process_time() - start
+        return report
+
+
+def measure(size: int, schedule: str) -> dict[str, Any]:
+    """The median of several launches of a size^3 problem."""
+    from nvidia_kernels import BlockScaled, Problem, compiled, mistakes
+
+    case, problem = BlockScaled(tile=(256, 256), cluster=(2, 1), clusters=74), Problem(size, size, size)
+    operands = case.operands(problem, seed=0)
+    device = CorrectedDevice("sm_100a", schedule=schedule)
+    seconds = []
+    with installed(device, operands.memory) as emulator:
+        function = compiled(case)
+        for _ in range(REPEATS[size]):
+            operands.output[:] = 0
+            case.call(function, problem, operands)
+            if wrong := mistakes(case, operands, problem):
+                raise SystemExit(f"{size}^3: {wrong}")
+            seconds.append(device.seconds)
+    counters = emulator.reports[-1].counters
+    median = statistics.median(seconds)
+    return {
+        "size": size,
+        "schedule": schedule,
+        "seconds": [round(s, 4) for s in seconds],
+        "median_seconds": round(median, 4),
+        "warp_instructions": counters["warp_instructions"],
+        "warp_instructions_a_second": round(float(str(counters["warp_instructions"])) / median),
+        "asynchronous_operations": counters["asynchronous_operations"],
+    }
+
+
+def machine() -> dict[str, str]:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else [platform.processor()]
+    return {"cpu": names[0], "cores": str(os.cpu_count()), "python": platform.python_version(), "numpy": np.__version__}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "emulator.json")
+    parser.add_argument("--schedule", default="lazy")
+    options = parser.parse_args()
+    results, load = [], [round(x, 2) for x in os.getloadavg()]
+    for size in SIZES:
+        result = measure(size, options.schedule)
+        results.append(result)
+        print(f"{size}^3: {result['median_seconds']} s, {result['warp_instructions_a_second']:,} warp instructions/s")
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "load_average_before": load,  # process time is longer where other work shares the cores
+        "checks": "all",
+        "results": results,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

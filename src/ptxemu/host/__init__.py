@@ -1,0 +1,16 @@
+"""Stands in for CuTe DSL's runtime library, so that its compiled functions launch on the emulator unchanged.
+
+    with ptxemu.host.installed(ptxemu.Device("sm_100a")):
+        function = cute.compile(...)
+        function(cpu_tensors)
+
+Nothing of the CUDA runtime or driver is imitated: the compiled host code calls a small library of entry points, and
+this package puts its own C library there.
+"""
+
+from .dlpack import on_device
+from .errors import CompilerMissing, HostError
+from .imports import check_imports
+from .install import Emulator, installed
+
+__all__ = ["CompilerMissing", "Emulator", "HostError", "check_imports", "installed", "on_device"]

@@ -1,0 +1,28 @@
+"""The instruction table, a file per chapter of the PTX manual.  Importing this package fills the table."""
+
+import importlib
+
+# Order matters only where two forms match the same text: the earlier one wins.
+CHAPTERS = (
+    "integer",
+    "extended",
+    "logic",
+    "floating",
+    "compare",
+    "move",
+    "convert",
+    "memory",
+    "control",
+    "collective",
+    "barrier",
+    "mbarrier",
+    "sync",
+    "cp_async",
+    "remote",
+    "matrix",
+    "bulk",
+    "tcgen05",
+)
+
+for _chapter in CHAPTERS:
+    importlib.import_module(f"ptxemu.isa.{_chapter}")

@@ -1,0 +1,275 @@
+"""PTX 'cvt'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxemu import numerics
+from ptxemu.isa.engine import Value, lanes
+from ptxemu.isa.lift import whole
+from ptxemu.isa.types import bits_of, is_signed
+
+INTEGERS = "u8 u16 u32 u64 s8 s16 s32 s64"
+FLOATS = "f16 bf16 f32 f64"
+PACKED8 = "e4m3x2 e5m2x2 e2m3x2 e3m2x2"
+_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def _value(a: Value, kind: str) -> Value:
+    """A float operand as doubles, exactly."""
+    return numerics.decode(numerics.BF16, a) if kind == "bf16" else a.astype(np.float64)
+
+
+def _code(values: Value, kind: str, rnd: str | None = "rn", satfinite: bool = False, relu: bool = False) -> Value:
+    """Doubles as the bits of a float type."""
+    if kind == "f64":
+        return values.view(np.uint64)
+    code = numerics.encode(numerics.FORMATS[kind], values, rnd or "rn", satfinite, relu)
+    return code.astype(np.uint16) if bits_of(kind) == 16 else code
+
+
+def _limits(kind: str) -> tuple[int, int]:
+    bits = bits_of(kind)
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed(kind) else (0, (1 << bits) - 1)
+
+
+@lanes("cvt{.sat}.dtype.atype d, a", {"d": "dtype", "a": "atype"}, dtype=INTEGERS, atype=INTEGERS)
+def integer(a: Value, *, sat: bool, dtype: str) -> Value:
+    """PTX 'cvt'.  Between integers: extends, cuts off, or saturates."""
+    if not sat:
+        return a
+    low, high = _limits(dtype)
+    if whole(a):
+        return min(max(a, low), high)
+    least, most = np.iinfo(a.dtype).min, np.iinfo(a.dtype).max
+    return np.clip(a, max(low, least), min(high, most))
+
+
+@lanes(
+    "cvt.irnd{.ftz}{.sat}.dtype.atype d, a",
+    {"d": "dtype", "a": "atype"},
+    irnd="rni rzi rmi rpi",
+    dtype=INTEGERS,
+    atype=FLOATS,
+)
+def to_integer(a: Value, *, irnd: str, dtype: str, atype: str) -> Value:
+    """PTX 'cvt'.  Float to integer: always saturates; NaN gives 0."""
+    values = _INTEGRAL[irnd](_value(a, atype))
+    low, high = _limits(dtype)
+    word: Any = np.int64 if is_signed(dtype) else np.uint64
+    inside = np.isfinite(values) & (values >= low) & (values < float(high + 1))
+    result = np.where(inside, values, 0).astype(word)
+    result = np.where(values >= float(high + 1), word(high), result)
+    return np.where(values < low, word(low), result)
+
+
+@lanes(
+    "cvt.rnd{.ftz}{.sat}.dtype.atype d, a",
+    {"d": "dtype", "a": "atype"},
+    rnd="rn rz rm rp",
+    dtype=FLOATS,
+    atype=INTEGERS,
+)
+def from_integer(a: Value, *, rnd: str, sat: bool, dtype: str, atype: str) -> Value:
+    """PTX 'cvt'.  Integer to float."""
+    if bits_of(atype) == 64 and dtype == "f32" and rnd == "rn":
+        result = a.astype(np.float32)  # in one rounding, which a double between would not be
+        return np.clip(result, 0, 1) if sat else result
+    values = a.astype(np.float64)
+    if rnd == "rn" and dtype in ("f16", "f32") and not sat and bits_of(atype) < 64:
+        return values.astype(np.float16 if dtype == "f16" else np.float32)
+    if bits_of(atype) == 64 and dtype != "f64":
+        exact = values.astype(object) == a.astype(object)
+        values = np.where(exact.astype(np.bool_), values, _sticky(values, a))
+    return _code(np.clip(values, 0, 1) if sat else values, dtype, rnd)
+
+
+def _sticky(values: Value, a: Value) -> Value:
+    """Doubles near integers of 64 bits, made odd where they are inexact, so that the next rounding is right."""
+    bits = values.view(np.int64)
+    below = values.astype(object) < a.astype(object)
+    odd = np.where(below.astype(np.bool_) == (values > 0), bits + 1, bits - 1)
+    return np.where(bits & 1 == 1, bits, odd).view(np.float64)
+
+
+@lanes(
+    "cvt{.irnd}{.ftz}{.sat}.dtype.atype d, a",
+    {"d": "dtype", "a": "atype"},
+    irnd="rni rzi rmi rpi",
+    dtype=FLOATS,
+    atype=FLOATS,
+)
+@lanes(
+    "cvt.rnd{.ftz}{.sat}.dtype.atype d, a", {"d": "dtype", "a": "atype"}, rnd="rn rz rm rp", dtype=FLOATS, atype=FLOATS
+)
+@lanes("cvt.rnd{.relu}{.satfinite}.dtype.f32 d, a", {"d": "dtype", "a": "f32"}, rnd="rn rz", dtype="f16 bf16")
+@lanes("cvt.rnd{.satfinite}{.relu}.tf32.f32 d, a", {"d": "tf32", "a": "f32"}, rnd="rn rz rna")
+def to_float(
+    a: Value,
+    *,
+    rnd: str | None = None,
+    irnd: str | None = None,
+    ftz: bool = False,
+    sat: bool = False,
+    relu: bool = False,
+    satfinite: bool = False,
+    dtype: str = "tf32",
+    atype: str = "f32",
+) -> Value:
+    """PTX 'cvt'.  Float to float, or to an integral value of the type."""
+    values = _value(a, atype)
+    if ftz:
+        values = np.where(np.abs(values) < 2.0**-126, np.copysign(0.0, values), values)
+    if irnd:
+        values = _INTEGRAL[irnd](values)
+    if sat:
+        values = np.where(np.isnan(values), 0, np.clip(values, 0, 1))
+    code = _code(values, dtype, rnd, satfinite, relu)
+    if ftz and dtype == "f32":
+        code = np.where(code & 0x7F800000, code, code & np.uint32(0x80000000))
+    return code
+
+
+@lanes(
+    "cvt.rnd{.relu}{.satfinite}.dtype.f32 d, a, b",
+    {"d": "dtype", "a": "f32", "b": "f32"},
+    rnd="rn rz",
+    dtype="f16x2 bf16x2",
+)
+def to_half_pair(a: Value, b: Value, *, rnd: str, relu: bool, satfinite: bool, dtype: str) -> Value:
+    """PTX 'cvt'.  Two f32 to a pair, a in the upper half."""
+    pair = np.empty((max(a.size, b.size), 2), np.float32)
+    pair[:, 0], pair[:, 1] = b, a
+    if rnd == "rn" and not relu and not satfinite:
+        convert = numerics.f32_to_f16 if dtype == "f16x2" else numerics.f32_to_bf16
+        code = convert(pair)
+    else:
+        code = _code(pair.astype(np.float64), dtype[:-2], rnd, satfinite, relu)
+    return np.ascontiguousarray(code).view(np.uint32).reshape(-1)
+
+
+def _pack8(high: Value, low: Value, bits: int = 8) -> Value:
+    """Two codes in one word, the first in the upper `bits`."""
+    return high << bits | low
+
+
+def _halves(a: Value, kind: str) -> tuple[Value, Value]:
+    """The upper and the lower number of a packed pair, as doubles."""
+    if kind in ("f16x2", "bf16x2"):
+        values = numerics.decode(numerics.FORMATS[kind[:-2]], np.ascontiguousarray(a).view(np.uint16)).reshape(-1, 2)
+        return values[:, 1], values[:, 0]
+    bits = 4 if kind == "e2m1x2" else 8
+    code = a.astype(np.uint32)
+    upper, lower = code >> bits & (1 << bits) - 1, code & (1 << bits) - 1
+    if kind == "s2f6x2":
+        return upper.astype(np.int8) / 64.0, lower.astype(np.int8) / 64.0
+    if kind == "ue8m0x2":
+        return numerics.decode_ue8m0(upper), numerics.decode_ue8m0(lower)
+    form = numerics.FORMATS[kind[:-2]]
+    return numerics.decode(form, upper), numerics.decode(form, lower)
+
+
+def _pair(upper: Value, lower: Value, kind: str, satfinite: bool = False, relu: bool = False) -> Value:
+    """Doubles to a pair of f16 or bf16."""
+    high, low = (_code(x, kind[:-2], "rn", satfinite, relu).astype(np.uint32) for x in (upper, lower))
+    return high << np.uint32(16) | low
+
+
+def _scales(scale: Value | None) -> tuple[Value, Value]:
+    if scale is None:
+        return 1.0, 1.0
+    return _halves(scale, "ue8m0x2")
+
+
+@lanes("cvt.rn.satfinite{.relu}.dtype.f32 d, a, b", {"d": "dtype", "a": "f32", "b": "f32"}, dtype=f"{PACKED8} e2m1x2")
+def to_small_pair(a: Value, b: Value, *, relu: bool, dtype: str) -> Value:
+    """PTX 'cvt'.  Two f32 to a pair of FP8, FP6 or FP4, a in the upper half."""
+    form = numerics.FORMATS[dtype[:-2]]
+    high, low = (numerics.encode(form, x, "rn", True, relu) for x in np.broadcast_arrays(a, b))
+    return _pack8(high, low, 4 if dtype == "e2m1x2" else 8)
+
+
+@lanes(
+    "cvt.rn.satfinite{.relu}.dtype.atype d, a",
+    {"d": "dtype", "a": "atype"},
+    dtype=f"{PACKED8} e2m1x2",
+    atype="f16x2 bf16x2",
+)
+def small_from_half(a: Value, *, relu: bool, dtype: str, atype: str) -> Value:
+    """PTX 'cvt'.  A pair of halves to a pair of FP8, FP6 or FP4."""
+    form = numerics.FORMATS[dtype[:-2]]
+    high, low = (numerics.encode(form, x, "rn", True, relu) for x in _halves(a, atype))
+    return _pack8(high, low, 4 if dtype == "e2m1x2" else 8)
+
+
+@lanes("cvt.rn{.relu}.f16x2.atype d, a", {"d": "b32", "a": "atype"}, atype=f"{PACKED8} e2m1x2")
+def half_from_small(a: Value, *, relu: bool, atype: str) -> Value:
+    """PTX 'cvt'.  A pair of FP8, FP6 or FP4 to a pair of f16, exactly."""
+    return _pair(*_halves(a, atype), "f16x2", relu=relu)
+
+
+@lanes(
+    "cvt.rn{.relu}{.satfinite}{.scaled::n2::ue8m0}.bf16x2.atype d, a{, scale}",
+    {"d": "b32", "a": "atype", "scale": "b16"},
+    atype=f"{PACKED8} e2m1x2 s2f6x2",
+)
+@lanes(
+    "cvt.rn{.satfinite}{.relu}{.scaled::n2::ue8m0}.bf16x2.atype d, a{, scale}",
+    {"d": "b32", "a": "atype", "scale": "b16"},
+    atype="s2f6x2",
+)
+def bf16_from_small(a: Value, scale: Value = None, *, relu: bool, satfinite: bool, atype: str) -> Value:
+    """PTX 'cvt'.  A pair of small numbers to bf16, times two ue8m0 scales."""
+    upper, lower = _halves(a, atype)
+    scale_upper, scale_lower = _scales(scale)
+    return _pair(upper * scale_upper, lower * scale_lower, "bf16x2", satfinite, relu)
+
+
+@lanes("cvt.rn.bf16x2.ue8m0x2 d, a", {"d": "b32", "a": "ue8m0x2"})
+def bf16_from_scales(a: Value) -> Value:
+    """PTX 'cvt'.  Two ue8m0 scales to bf16."""
+    return _pair(*_halves(a, "ue8m0x2"), "bf16x2")
+
+
+@lanes("cvt.rnd{.satfinite}.ue8m0x2.f32 d, a, b", {"d": "ue8m0x2", "a": "f32", "b": "f32"}, rnd="rz rp")
+def scales_from_f32(a: Value, b: Value, *, rnd: str, satfinite: bool) -> Value:
+    """PTX 'cvt'.  Two f32 to ue8m0 scales, a in the upper half."""
+    upper, lower = (numerics.encode_ue8m0(x, rnd, satfinite) for x in np.broadcast_arrays(a, b))
+    return _pack8(upper, lower)
+
+
+@lanes("cvt.rnd{.satfinite}.ue8m0x2.bf16x2 d, a", {"d": "ue8m0x2", "a": "bf16x2"}, rnd="rz rp")
+def scales_from_bf16(a: Value, *, rnd: str, satfinite: bool) -> Value:
+    """PTX 'cvt'.  Two bf16 to ue8m0 scales."""
+    upper, lower = (numerics.encode_ue8m0(x, rnd, satfinite) for x in _halves(a, "bf16x2"))
+    return _pack8(upper, lower)
+
+
+@lanes(
+    "cvt.rn.satfinite{.relu}{.scaled::n2::ue8m0}.s2f6x2.f32 d, a, b{, scale}",
+    {"d": "s2f6x2", "a": "f32", "b": "f32", "scale": "b16"},
+)
+def s2f6_from_f32(a: Value, b: Value, scale: Value = None, *, relu: bool) -> Value:
+    """PTX 'cvt'.  Two f32, over two scales, to s2f6."""
+    upper, lower = np.broadcast_arrays(a, b)
+    return _s2f6(upper.astype(np.float64), lower.astype(np.float64), scale, relu)
+
+
+@lanes(
+    "cvt.rn.satfinite{.relu}{.scaled::n2::ue8m0}.s2f6x2.bf16x2 d, a{, scale}",
+    {"d": "s2f6x2", "a": "bf16x2", "scale": "b16"},
+)
+def s2f6_from_bf16(a: Value, scale: Value = None, *, relu: bool) -> Value:
+    """PTX 'cvt'.  Two bf16, over two scales, to s2f6."""
+    return _s2f6(*_halves(a, "bf16x2"), scale, relu)
+
+
+def _s2f6(upper: Value, lower: Value, scale: Value | None, relu: bool) -> Value:
+    """s2f6 is a signed fixed-point number with two integer and six fraction bits."""
+    codes = []
+    for x, s in zip((upper, lower), _scales(scale), strict=True):
+        steps = np.clip(np.rint(np.where(np.isnan(x), 0, x / s) * 64), 0 if relu else -128, 127)
+        codes.append(steps.astype(np.int64) & 0xFF)
+    return _pack8(*codes)

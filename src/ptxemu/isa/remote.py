@@ -1,0 +1,78 @@
+"""PTX 'st.async' and 'red.async': words for the shared memory of another CTA, which an mbarrier there counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ptxemu.errors import MemoryFault
+from ptxemu.isa.engine import Value, warp
+from ptxemu.isa.mbarrier import barrier_at
+from ptxemu.isa.memory import combine
+from ptxemu.isa.operands import each
+from ptxemu.isa.types import bits_of
+from ptxemu.machine.lanes import first
+from ptxemu.machine.memory import RANK_SHIFT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ptxemu.machine.warp import Warp
+
+
+@warp(
+    "st.async{.order}{.ss}.mbarrier::complete_tx::bytes{.vec}.type [a], b, [mbar]",
+    order="weak cluster",
+    ss="shared::cluster",
+    vec="v2 v4",
+    type="b32 b64 b128 u32 u64 s32 s64 f32 f64",
+)
+def st_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | None, vec: str | None, type: str) -> None:
+    """PTX 'st.async'.  Each thread's words, at a later time, and their bytes to the mbarrier of the same CTA."""
+    values: list[Any] = list(b) if vec else [b]
+    if type == "b128":
+        values = [half for pair in values for half in pair]
+    width = 8 if type == "b128" else bits_of(type) // 8
+    address = w.space(ss or "", a, m)[1]
+
+    def store() -> None:
+        w.shared.store(address, values, width, m, w)
+
+    _submit(w, m, a, mbar, ss, width * len(values), store, "st.async")
+
+
+@warp(
+    "red.async.relaxed.cluster{.ss}.mbarrier::complete_tx::bytes.op.type [a], b, [mbar]",
+    ss="shared::cluster",
+    op="inc dec min max and or xor add",
+    type="b32 u32 s32 u64",
+)
+def red_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | None, op: str, type: str) -> None:
+    """PTX 'red.async'.  Combines each thread's word into memory, atomically, at a later time."""
+    width = bits_of(type) // 8
+    address = w.space(ss or "", a, m)[1]
+
+    def reduce() -> None:
+        def change(lane: int, old: int) -> int:
+            return combine(op, type, old, w.lane(b, lane)) & (1 << 8 * width) - 1
+
+        w.shared.update(address, width, m, change, w)
+
+    _submit(w, m, a, mbar, ss, width, reduce, "red.async")
+
+
+def _submit(
+    w: Warp, m: int, a: Value, mbar: Value, ss: str | None, nbytes: int, move: Callable[[], None], what: str
+) -> None:
+    signals = []
+    for group, to, signal in each(w, m, a, mbar):
+        barrier = barrier_at(w, signal, ss)
+        if w.space(ss or "", to, 1 << first(group))[1] >> RANK_SHIFT != (signal & 0xFFFFFFFF) >> RANK_SHIFT:
+            raise MemoryFault(f"{what} to {to:#x} with the mbarrier at {signal:#x} of another CTA")
+        signals.append((barrier, nbytes * group.bit_count()))
+
+    def finish() -> None:
+        move()
+        for barrier, count in signals:
+            barrier.complete_tx(count)
+
+    w.queue.submit(finish, what)

@@ -1,0 +1,320 @@
+"""Address spaces: host memory registered as global memory, a cluster's shared memory, and each warp's local memory.
+
+Every access of a warp goes through `Space.load`, `store` or `update`, and every access of an asynchronous unit through
+`Space.view`; all of them report to `Space.watch` when there is one.  An access outside an allocation, or one that is
+not aligned to its size, raises MemoryFault.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.errors import LaunchError, MemoryFault
+from ptxemu.machine.lanes import FULL, LANES, bools, first, lanes
+
+__all__ = [
+    "LOCAL_WINDOW",
+    "SHARED_BASE",
+    "SHARED_WINDOW",
+    "GlobalMemory",
+    "LocalMemory",
+    "Region",
+    "SharedWindow",
+    "Space",
+    "Watch",
+]
+
+SHARED_BASE = 0x400  # where a CTA's own shared memory starts in the shared window; the system keeps what is below
+RANK_SHIFT = 24  # the bits of a shared address from here up are the CTA's rank in its cluster
+# Generic addresses of the shared and local windows: outside what a host process can map, low 32 bits unchanged.
+SHARED_WINDOW = 1 << 56
+LOCAL_WINDOW = 2 << 56
+WINDOW_MASK = (1 << 32) - 1
+
+UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SHIFT = {1 << shift: shift for shift in range(6)}
+_LANE_INDEX = np.arange(LANES)
+
+
+class Watch(Protocol):
+    """Sees every access.  `mask` is None for an asynchronous unit; then `address` is an int."""
+
+    def access(
+        self, space: Space, address: Any, nbytes: int, mask: int | None, write: bool, proxy: str, actor: object
+    ) -> None: ...
+
+
+class Region:
+    """`data`, uint8 (size,), at addresses base..base+size-1."""
+
+    __slots__ = ("_views", "base", "data", "end", "name", "owner")
+
+    def __init__(self, name: str, base: int, data: NDArray[np.uint8], owner: object = None) -> None:
+        self.name = name
+        self.base = base
+        self.data = data
+        self.end = base + data.size
+        self.owner = owner
+        self._views: dict[int, NDArray[Any]] = {}
+
+    def words(self, width: int) -> NDArray[Any]:
+        """The data as unsigned words of `width` bytes, from the base; a rest at the end is cut off."""
+        view = self._views.get(width)
+        if view is None:
+            view = self.data[: self.data.size // width * width].view(UNSIGNED[width])
+            self._views[width] = view
+        return view
+
+    def rows(self, width: int, count: int) -> NDArray[Any]:
+        """As `words`, in rows of `count`."""
+        key = width * 256 + count
+        view = self._views.get(key)
+        if view is None:
+            words = self.words(width)
+            view = words[: words.size // count * count].reshape(-1, count)
+            self._views[key] = view
+        return view
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.data.size} bytes at {self.base:#x})"
+
+
+class Space:
+    """An address space made of regions."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.watch: Watch | None = None
+        self.writes = 0  # how the scheduler tells a spinning warp from one that makes progress
+
+    def find(self, low: int, high: int) -> Region:
+        """The region that holds bytes low..high-1; raises MemoryFault."""
+        raise NotImplementedError
+
+    def view(
+        self, address: int, nbytes: int, *, write: bool = False, proxy: str = "generic", actor: object = None
+    ) -> NDArray[np.uint8]:
+        """Bytes address..address+nbytes-1, to read or to write in place."""
+        region = self.find(address, address + nbytes)
+        if self.watch is not None:
+            self.watch.access(self, address, nbytes, None, write, proxy, actor)
+        if write:
+            self.writes += 1
+        start = address - region.base
+        return region.data[start : start + nbytes]
+
+    def load(self, address: Any, width: int, count: int, mask: int, actor: object = None) -> list[Any]:
+        """`count` words of `width` bytes from each lane's address: for each word an int when the address is one,
+        else an array (32,) of the unsigned type of that width, with any value in lanes outside the mask."""
+        nbytes = width * count
+        if self.watch is not None:
+            self.watch.access(self, address, nbytes, mask, False, "generic", actor)
+        if type(address) is int:
+            return self._load_one(address, width, count)
+        if mask != FULL:
+            address = np.where(bools(mask), address, address[first(mask)])
+        region = self._region(address, nbytes)
+        if region is None:
+            return self._load_slow(address, width, count, mask)
+        try:
+            if count == 1:
+                return [region.words(width)[address - address.dtype.type(region.base) >> _SHIFT[width]]]
+            table = region.rows(width, count)[address - address.dtype.type(region.base) >> _SHIFT[nbytes]]
+        except IndexError:  # not all lanes are in one region
+            return self._load_slow(address, width, count, mask)
+        return list(np.ascontiguousarray(table.T))
+
+    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
+        """Writes `values`, each an int or an array (32,), as consecutive words of `width` bytes at each lane's address.
+        Where lanes write to the same place the highest one wins."""
+        count = len(values)
+        nbytes = width * count
+        self.writes += 1
+        if self.watch is not None:
+            self.watch.access(self, address, nbytes, mask, True, "generic", actor)
+        if type(address) is int:
+            return self._store_one(address, values, width, mask.bit_length() - 1)
+        if mask != FULL:
+            keep = bools(mask)
+            address = address[keep]
+            values = [value if type(value) is int else value[keep] for value in values]
+        region = self._region(address, nbytes)
+        if region is None:
+            return self._store_slow(address, values, width)
+        table = values[0]
+        if count > 1:
+            table = np.empty((address.size, count), UNSIGNED[width])
+            for column, value in enumerate(values):
+                table[:, column] = value
+        try:
+            place = region.words(width) if count == 1 else region.rows(width, count)
+            place[address - address.dtype.type(region.base) >> _SHIFT[nbytes]] = table
+        except IndexError:  # not all lanes are in one region
+            self._store_slow(address, values, width)
+
+    def _load_one(self, address: int, width: int, count: int) -> list[Any]:
+        nbytes = width * count
+        region = self.find(address, address + nbytes)
+        if address % nbytes:
+            raise self.misaligned(address, nbytes)
+        start = address - region.base
+        if start % width:  # host memory may start anywhere
+            words: list[Any] = region.data[start : start + nbytes].view(UNSIGNED[width]).tolist()
+        else:
+            words = region.words(width)[start // width : start // width + count].tolist()
+        return words
+
+    def _store_one(self, address: int, values: Sequence[Any], width: int, lane: int) -> None:
+        nbytes = width * len(values)
+        region = self.find(address, address + nbytes)
+        if address % nbytes:
+            raise self.misaligned(address, nbytes)
+        start = address - region.base
+        data = np.array([v if type(v) is int else int(v[lane]) for v in values], UNSIGNED[width])
+        region.data[start : start + nbytes] = data.view(np.uint8)
+
+    def update(
+        self, address: Any, width: int, mask: int, change: Callable[[int, int], int], actor: object = None
+    ) -> list[int]:
+        """An atomic on one word a lane, lane by lane: stores `change(lane, old)`.  Returns the 32 old values."""
+        old = [0] * LANES
+        for lane in lanes(mask):
+            at = address if type(address) is int else int(address[lane])
+            old[lane] = self.load(at, width, 1, 1 << lane, actor)[0]
+            self.store(at, [change(lane, old[lane])], width, 1 << lane, actor)
+        return old
+
+    def _region(self, address: NDArray[Any], nbytes: int) -> Region | None:
+        """The region of the first lane, if it can be read in words of the access; checks the alignment of all lanes.
+
+        Other lanes may be elsewhere: their offset from its base, unsigned, is then no index of the region.
+        """
+        if int(np.bitwise_or.reduce(address)) & nbytes - 1:
+            lane = next(i for i, at in enumerate(address.tolist()) if at % nbytes)
+            raise self.misaligned(int(address[lane]), nbytes, lane)
+        start = int(address[0])
+        region = self.find(start, start + nbytes)
+        return None if region.base % nbytes else region
+
+    def _load_slow(self, address: NDArray[Any], width: int, count: int, mask: int) -> list[Any]:
+        """Lane by lane."""
+        table = np.zeros((count, LANES), UNSIGNED[width])
+        for lane in lanes(mask):
+            table[:, lane] = self._load_one(int(address[lane]), width, count)
+        return list(table)
+
+    def _store_slow(self, address: NDArray[Any], values: Sequence[Any], width: int) -> None:
+        """Lane by lane."""
+        for lane, at in enumerate(address.tolist()):
+            self._store_one(at, values, width, lane)
+
+    def misaligned(self, address: int, nbytes: int, lane: int | None = None) -> MemoryFault:
+        who = "" if lane is None else f"lane {lane}: "
+        return MemoryFault(f"{who}{self.name} address {address:#x} is not aligned to the {nbytes} bytes of the access")
+
+
+class GlobalMemory(Space):
+    """Host memory, as far as it is registered."""
+
+    name = "global"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.regions: list[Region] = []  # by base
+        self._bases: list[int] = []
+        self._recent: Region | None = None
+
+    def register(self, name: str, data: NDArray[np.uint8]) -> Region:
+        """Makes host memory accessible at its own address.  Overlaps with registered memory raise LaunchError."""
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise LaunchError(f"{name}: global memory is a contiguous uint8 array, not {data.dtype} {data.shape}")
+        base = data.ctypes.data
+        region = Region(name, base, data)
+        index = bisect.bisect_right(self._bases, base)
+        for other in self.regions[max(index - 1, 0) : index + 1]:
+            if base < other.end and other.base < region.end:
+                raise LaunchError(f"{region} overlaps {other}")
+        self.regions.insert(index, region)
+        self._bases.insert(index, base)
+        return region
+
+    def unregister(self, region: Region) -> None:
+        index = self.regions.index(region)
+        del self.regions[index], self._bases[index]
+        self._recent = None
+
+    def find(self, low: int, high: int) -> Region:
+        region = self._recent
+        if region is not None and region.base <= low and high <= region.end:
+            return region
+        index = bisect.bisect_right(self._bases, low) - 1
+        if index >= 0 and high <= self.regions[index].end:
+            self._recent = self.regions[index]
+            return self.regions[index]
+        raise self._outside(low, high)
+
+    def _outside(self, low: int, high: int) -> MemoryFault:
+        message = f"global address {low:#x}, {high - low} bytes, is in no allocation"
+        if self.regions:
+            near = min(self.regions, key=lambda r: max(r.base - low, high - r.end, 0))
+            where = f"{low - near.end} bytes past its end" if low >= near.end else f"{near.base - low} before its start"
+            if near.base <= low < near.end:
+                where = f"{high - near.end} bytes too long"
+            message += f"; the nearest is {near}: {where}"
+        return MemoryFault(message)
+
+
+class SharedWindow(Space):
+    """The shared memories of a cluster's CTAs: rank r at r << 24 | 0x400 and up."""
+
+    name = "shared"
+
+    def __init__(self, regions: list[Region]) -> None:
+        super().__init__()
+        self.regions = regions
+
+    def find(self, low: int, high: int) -> Region:
+        rank = low >> RANK_SHIFT
+        if rank < len(self.regions):
+            region = self.regions[rank]
+            if region.base <= low and high <= region.end:
+                return region
+            raise MemoryFault(f"shared address {low:#x}, {high - low} bytes, is outside {region}")
+        raise MemoryFault(f"shared address {low:#x} names CTA {rank} of a cluster of {len(self.regions)}")
+
+
+class LocalMemory(Space):
+    """A warp's local memory: each lane has its own `size` bytes, at the same addresses from 0 up."""
+
+    name = "local"
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = (size + 15) // 16 * 16
+        self.region = Region("local memory", 0, np.full(LANES * self.size, 0xFF, np.uint8))
+
+    def find(self, low: int, high: int) -> Region:
+        return self.region
+
+    def _spread(self, address: Any, nbytes: int, mask: int) -> NDArray[np.uint64]:
+        """Lane addresses to offsets in the one array of all lanes."""
+        flat = np.full(LANES, address, np.int64) if type(address) is int else address.astype(np.int64)
+        flat = np.where(bools(mask), flat, flat[first(mask)])
+        if int(flat.max()) + nbytes > self.size:
+            raise MemoryFault(
+                f"local address {int(flat.max()):#x}, {nbytes} bytes, is outside {self.size} bytes a thread"
+            )
+        spread = (flat + _LANE_INDEX * self.size).astype(np.uint64)
+        return spread
+
+    def load(self, address: Any, width: int, count: int, mask: int, actor: object = None) -> list[Any]:
+        return super().load(self._spread(address, width * count, mask), width, count, mask, actor)
+
+    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
+        super().store(self._spread(address, width * len(values), mask), values, width, mask, actor)

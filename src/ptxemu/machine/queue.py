@@ -1,0 +1,146 @@
+"""The one queue of asynchronous operations, and the schedules that decide when each completes."""
+
+from __future__ import annotations
+
+import bisect
+import random
+import sys
+from collections.abc import Callable, Hashable, Iterable
+from types import FrameType
+
+from ptxemu.errors import Error, LaunchError
+from ptxemu.machine.signal import Signal, Wait
+
+__all__ = ["SCHEDULES", "Operation", "Queue"]
+
+SCHEDULES = ("eager", "lazy", "fifo", "random")
+
+
+class Operation:
+    """One asynchronous operation: `action` is what its completion does to the machine."""
+
+    __slots__ = ("action", "blockers", "done", "followers", "issued", "line", "serial", "signal", "what")
+
+    def __init__(self, action: Callable[[], None], what: str, serial: int, line: int) -> None:
+        self.action = action
+        self.what = what
+        self.serial = serial
+        self.line = line
+        self.issued = 0
+        self.done = False
+        self.blockers = 0
+        self.followers: list[Operation] = []
+        self.signal = Signal()
+
+    def wait(self) -> Wait:
+        """To yield from a blocking instruction: until the operation is complete."""
+        return Wait(self.signal, lambda: self.done, lambda: self.what)
+
+
+class Queue:
+    """Asynchronous operations in flight.
+
+    schedule: "eager" completes an operation as it is issued, if the order allows; "lazy" only when no warp can go on;
+    "fifo" one in the order of issue at every turn of the scheduler; "random" any at random turns, by the seed.
+    """
+
+    def __init__(self, schedule: str, seed: int) -> None:
+        if schedule not in SCHEDULES:
+            raise LaunchError(f"schedule={schedule!r}: one of {', '.join(SCHEDULES)}")
+        self.schedule = schedule
+        self.random = random.Random(f"queue {seed}")
+        self.free: list[Operation] = []  # in the order of issue; nothing they wait for is outstanding
+        self.held = 0  # operations that still wait for others
+        self.streams: dict[Hashable, Operation] = {}  # the last operation of each ordered stream
+        self.serial = 0
+        self.completed = 0
+        self.now: Callable[[], int] = lambda: 0  # the scheduler's turn
+        self.log: list[tuple[str, int, int, int]] = []  # what, PTX line, turns of issue and completion
+        self.locate: Callable[[FrameType | None], int] = lambda frame: 0  # the PTX line that a frame is at
+
+    def submit(
+        self,
+        action: Callable[[], None],
+        what: str,
+        *,
+        stream: Hashable = None,
+        after: Iterable[Operation] = (),
+    ) -> Operation:
+        """Issues an operation; `action` runs when it completes.
+
+        what: for reports, such as "cp.async.bulk.tensor at line 12".
+        stream: operations of one stream complete in the order of issue; None is unordered.
+        after: operations that have to complete first.
+        """
+        operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)))
+        self.serial += 1
+        operation.issued = self.now()
+        before = [op for op in after if not op.done]
+        if stream is not None:
+            last = self.streams.get(stream)
+            if last is not None and not last.done and last not in before:
+                before.append(last)
+            self.streams[stream] = operation
+        for op in before:
+            op.followers.append(operation)
+        operation.blockers = len(before)
+        if before:
+            self.held += 1
+        else:
+            self.free.append(operation)
+            if self.schedule == "eager":
+                self.drain()
+        return operation
+
+    def last(self, stream: Hashable) -> Operation | None:
+        """The newest operation of a stream if it is still in flight; all older ones complete before it."""
+        operation = self.streams.get(stream)
+        return None if operation is None or operation.done else operation
+
+    def __len__(self) -> int:
+        return len(self.free) + self.held
+
+    def turn(self) -> None:
+        """Called by the scheduler between two warps."""
+        if not self.free or self.schedule == "lazy":
+            return
+        if self.schedule == "fifo":
+            self.complete(self.free.pop(0))
+        elif self.schedule == "random":
+            while self.free and self.random.random() < 0.4:
+                self._complete_any()
+
+    def stalled(self) -> bool:
+        """Called when no warp can go on: completes one operation; False when there is none."""
+        if not self.free:
+            return False
+        if self.schedule == "random":
+            self._complete_any()
+        else:
+            self.complete(self.free.pop(0))
+        return True
+
+    def drain(self) -> None:
+        """Completes everything that may complete, in the order of issue."""
+        while self.free:
+            self.complete(self.free.pop(0))
+
+    def _complete_any(self) -> None:
+        self.complete(self.free.pop(self.random.randrange(len(self.free))))
+
+    def complete(self, operation: Operation) -> None:
+        """Does what the operation does, and frees those that wait for it."""
+        try:
+            operation.action()
+        except Error as error:
+            raise type(error)(f"{error}\n  in {operation.what} of line {operation.line}") from error
+        operation.done = True
+        self.log.append((operation.what, operation.line, operation.issued, self.now()))
+        self.completed += 1
+        for follower in operation.followers:
+            follower.blockers -= 1
+            if not follower.blockers:
+                self.held -= 1
+                bisect.insort(self.free, follower, key=lambda op: op.serial)
+        operation.followers = []
+        operation.signal.changed()

@@ -1,0 +1,264 @@
+"""Tensor copies as pure functions: a tensor map, coordinates and bytes in, bytes out.
+
+Source: PTX ISA, "Tiled Mode", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor".
+
+A copy has two halves: `read_box` and `write_box` move a dense box (rows x row bytes, in the order of shared memory)
+from and to global memory; `place` and `collect` move it to and from shared memory through the swizzle.  Both are a few
+numpy operations whatever the box's size.  Global memory is reached through `GlobalWindow`, shared memory is a byte
+array, so that whoever owns the memories sees every access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ptxemu.errors import MemoryFault
+from ptxemu.machine import swizzle as sw
+from ptxemu.machine.tensormap import InvalidTensorMap, TensorMap
+from ptxemu.numerics import f32_to_bf16
+
+Bytes = npt.NDArray[np.uint8]
+
+SHARED_ALIGNMENT = 128
+REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_UNDEFINED = 0xFF  # what the padding bytes of padded element types hold
+
+
+class GlobalWindow(Protocol):
+    """`window(address, size, write)` gives a writable view of global bytes, or raises MemoryFault."""
+
+    def __call__(self, address: int, size: int, write: bool) -> Bytes: ...
+
+
+class _Region:
+    """The part of a box that lies inside the tensor.
+
+    `inside` are slices into the dense box, slowest dimension first; `view` the matching strided global bytes, or None
+    where the box misses the tensor.
+    """
+
+    def __init__(self, m: TensorMap, coords: Sequence[int], window: GlobalWindow, write: bool) -> None:
+        inside, shape, strides, start = _clip(m, coords)
+        self.inside = inside
+        self.complete = shape == _box_shape(m)
+        self.view: Bytes | None = None
+        if 0 in shape:
+            return
+        span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+        raw = window(m.address + start, span, write)
+        self.view = np.ndarray(shape, np.uint8, raw, 0, strides)
+
+
+def _box_shape(m: TensorMap) -> tuple[int, ...]:
+    return (*reversed(m.counts[1:]), m.row_bytes)
+
+
+def _clip(m: TensorMap, coords: Sequence[int]) -> tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], int]:
+    """Slices into the box, shape and byte strides of the region inside the tensor, and its first byte."""
+    bits = m.type.bits
+    row_start, row_stop = max(0, coords[0]), min(m.dims[0], coords[0] + m.box[0])
+    start = row_start * bits // 8
+    row = max(0, row_stop - row_start) * bits // 8
+    skipped = (row_start - coords[0]) * bits // 8
+    inside = [slice(skipped, skipped + row)]
+    shape, strides = [row], [1]
+    for d in range(1, m.rank):
+        step, first = m.element_strides[d], coords[d]
+        low = -(first // step) if first < 0 else 0
+        high = min(m.counts[d], max(low, -((first - m.dims[d]) // step)))
+        inside.append(slice(low, high))
+        shape.append(max(0, high - low))
+        strides.append(m.strides[d - 1] * step)
+        start += (first + low * step) * m.strides[d - 1]
+    return tuple(reversed(inside)), tuple(reversed(shape)), tuple(reversed(strides)), start
+
+
+def check_coordinates(m: TensorMap, coords: Sequence[int], store: bool) -> None:
+    """Raise what a copy's coordinates may not be.
+
+    Raises:
+        InvalidTensorMap: a count that differs from the map's rank, a start that packed types do not allow, a negative
+            start of a store, or a type that the direction or this emulator does not copy.
+    """
+    if len(coords) != m.rank:
+        raise InvalidTensorMap(f"{len(coords)} coordinates for a tensor map of rank {m.rank}")
+    step = 128 if m.type.padded else 2 if m.type.packed else 1
+    if coords[0] % step:
+        raise InvalidTensorMap(f"coordinate 0 is {coords[0]}: a multiple of {step} is needed for {m.dtype}")
+    if store and min(coords) < 0:
+        raise InvalidTensorMap(f"coordinates {tuple(coords)}: a store may not start below zero")
+    if store and m.type.padded:
+        raise InvalidTensorMap(f"{m.dtype} can only be loaded")
+    if m.type.tf32 or m.dtype == "f32.ftz":
+        raise InvalidTensorMap(f"{m.dtype}: conversion during the copy is not modelled")
+
+
+def read_box(m: TensorMap, coords: Sequence[int], window: GlobalWindow) -> Bytes:
+    """The box at `coords` as dense bytes (rows, shared row bytes); elements outside the tensor are zero or NaN.
+
+    Args:
+        coords: first element in each dimension, dimension 0 first; may be negative or past the end.
+
+    Raises:
+        InvalidTensorMap: see check_coordinates.
+    """
+    check_coordinates(m, coords, store=False)
+    region = _Region(m, coords, window, write=False)
+    if region.complete and region.view is not None:
+        box = np.ascontiguousarray(region.view)
+    else:
+        box = _filled(m)
+        if region.view is not None:
+            box[region.inside] = region.view
+    rows = box.reshape(-1, m.row_bytes)
+    return _pad(m, rows) if m.type.padded else rows
+
+
+def _filled(m: TensorMap) -> Bytes:
+    if not m.nan_fill:
+        return np.zeros(_box_shape(m), dtype=np.uint8)
+    size = m.type.bits // 8
+    element = np.full(size, 0xFF, dtype=np.uint8)
+    element[-1] = 0x7F
+    shape = _box_shape(m)
+    return np.tile(element, shape[-1] // size * int(np.prod(shape[:-1]))).reshape(shape)
+
+
+def _pad(m: TensorMap, rows: Bytes) -> Bytes:
+    """Sixteen 4- or 6-bit elements to the low bytes of each 16-byte granule."""
+    packed = m.type.bits * 2
+    wide = np.full((rows.shape[0], rows.shape[1] // packed, sw.GRANULE), _UNDEFINED, dtype=np.uint8)
+    wide[:, :, :packed] = rows.reshape(rows.shape[0], -1, packed)
+    return wide.reshape(rows.shape[0], -1)
+
+
+def write_box(m: TensorMap, coords: Sequence[int], box: Bytes, window: GlobalWindow) -> int:
+    """Store a dense box; elements past the tensor's end are dropped.  Returns the bytes written.
+
+    Raises:
+        InvalidTensorMap: see check_coordinates.
+    """
+    check_coordinates(m, coords, store=True)
+    region = _Region(m, coords, window, write=True)
+    if region.view is None:
+        return 0
+    region.view[...] = box.reshape(_box_shape(m))[region.inside]
+    return int(region.view.size)
+
+
+def reduce_box(m: TensorMap, coords: Sequence[int], box: Bytes, operation: str, window: GlobalWindow) -> int:
+    """Combine a dense box into global memory, element by element.  Returns the bytes written.
+
+    Raises:
+        InvalidTensorMap: see check_coordinates; also a type that the reduction does not take.
+    """
+    check_coordinates(m, coords, store=True)
+    if m.type.packed:
+        raise InvalidTensorMap(f"reduction on {m.dtype}: packed types have none")
+    region = _Region(m, coords, window, write=True)
+    if region.view is None:
+        return 0
+    old = np.ascontiguousarray(region.view)
+    new = np.ascontiguousarray(box.reshape(_box_shape(m))[region.inside])
+    region.view[...] = combine(operation, m.dtype, old, new).reshape(old.shape)
+    return int(old.size)
+
+
+_NUMPY = {
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+_ALLOWED = {
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
+    "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+    "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("b32", "b64", "u32", "s32", "u64", "s64"),
+    "or": ("b32", "b64", "u32", "s32", "u64", "s64"),
+    "xor": ("b32", "b64", "u32", "s32", "u64", "s64"),
+}
+
+
+def combine(operation: str, dtype: str, old: Bytes, new: Bytes) -> Bytes:
+    """`old` op `new` on bytes that hold `dtype`, contiguous and of one size; a new byte array.
+
+    Additions round to nearest even; f32 flushes subnormal inputs and results to zero, f16 and bf16 keep them. inc and
+    dec wrap at `new`, as atom does.
+
+    Raises:
+        InvalidTensorMap: the operation does not take the type.
+    """
+    if dtype not in _ALLOWED.get(operation, ()):
+        allowed = ", ".join(_ALLOWED.get(operation, ("no type",)))
+        raise InvalidTensorMap(f"reduction {operation} on {dtype}: it takes {allowed}")
+    if dtype == "bf16":
+        wide = (_bf16_to_f32(old), _bf16_to_f32(new))
+        return f32_to_bf16(_OPERATIONS[operation](*wide)).view(np.uint8)
+    kind = _NUMPY[dtype.replace("b", "u")]
+    with np.errstate(over="ignore", invalid="ignore"):
+        operands = [raw.reshape(-1).view(kind) for raw in (old, new)]
+        if dtype == "f32":
+            operands = [_flush(x) for x in operands]
+        result = _OPERATIONS[operation](*operands)
+        if dtype == "f32":
+            result = _flush(result)
+    return np.ascontiguousarray(result).view(np.uint8)
+
+
+def _flush(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    tiny = np.abs(values) < np.float32(2.0**-126)
+    return np.asarray(np.where(tiny, np.copysign(np.float32(0), values), values))
+
+
+def _bf16_to_f32(raw: Bytes) -> npt.NDArray[np.float32]:
+    return np.asarray((raw.reshape(-1).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32))
+
+
+_OPERATIONS: dict[str, Any] = {
+    "add": np.add,
+    "min": np.fmin,
+    "max": np.fmax,
+    "inc": lambda old, new: np.where(old >= new, 0, old + 1).astype(old.dtype),
+    "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def check_shared(m: TensorMap, address: int) -> None:
+    """Raise what the shared-memory side of a copy may not be.
+
+    Raises:
+        MemoryFault: an address that is not 128-byte aligned.
+        InvalidTensorMap: rows shorter than the swizzle.
+    """
+    if address % SHARED_ALIGNMENT:
+        raise MemoryFault(f"tensor copy at shared {address:#x}: {SHARED_ALIGNMENT}-byte alignment is needed")
+    if m.swizzle is not sw.NONE and m.shared_row_bytes != m.swizzle.span and m.box_bytes > m.shared_row_bytes:
+        raise InvalidTensorMap(
+            f"rows of {m.shared_row_bytes} bytes under swizzle {m.swizzle.name}: how shorter rows are spaced is not "
+            "settled, make the box's row as long as the swizzle"
+        )
+
+
+def place(m: TensorMap, box: Bytes, window: Bytes, address: int) -> None:
+    """Put a dense box, swizzled, into `window`: the `m.box_bytes` bytes at shared `address`."""
+    sw.scatter(m.swizzle, window, address, box)
+
+
+def collect(m: TensorMap, window: Bytes, address: int) -> Bytes:
+    """The inverse of `place`: a dense box (rows, shared row bytes)."""
+    return sw.gather(m.swizzle, window, address, m.box_bytes).reshape(-1, m.shared_row_bytes)

@@ -1,0 +1,493 @@
+"""PTX text to a module, after the manual's chapters 'Syntax' and 'Directives'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ptxemu.errors import ParseError
+from ptxemu.text.lexer import Token, as_float, number, tokenize
+from ptxemu.text.module import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+__all__ = ["parse"]
+
+_CARRY = "CC.CF"  # the carry flag as a register, under a name that PTX cannot give
+_LINKAGE = {".visible", ".extern", ".weak", ".common", ".alias"}
+_SPACES = {".global", ".const", ".shared", ".local", ".param"}
+_SIZES = {"pred": 0, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "b128": 16} | {
+    f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)
+}
+
+
+def parse(text: str) -> Module:
+    """Reads PTX.  Raises ParseError, naming the line, for text that is not PTX."""
+    return _Parser(text).module()
+
+
+class _Scope:
+    """The names that one `{...}` of a function declares, and the names that they get in the function."""
+
+    def __init__(self, outer: _Scope | None, serial: int, labels: Iterable[str]) -> None:
+        self.outer = outer
+        self.mark = f"#{serial}" if serial else ""  # for variables, whose names are those of the module
+        self.depth: int = 0 if outer is None else outer.depth + 1
+        self.suffix = self.mark if self.depth > 2 else ""  # the module, the parameters and the body come first
+        self.registers: dict[str, str] = {}
+        self.labels = {name: name + self.suffix for name in labels}
+        self.variables: dict[str, str] = {}
+
+    def find(self, table: str, name: str) -> str | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            found: str | None = getattr(scope, table).get(name)
+            if found is not None:
+                return found
+            scope = scope.outer
+        return None
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.tokens = tokenize(text)
+        self.position = 0
+        self.files: dict[int, str] = {}
+        self.module_scope = _Scope(None, 0, ())
+        self.scope = self.module_scope
+        self.scopes = 0
+
+    # Tokens
+
+    def peek(self, ahead: int = 0) -> Token:
+        index = self.position + ahead
+        if index < len(self.tokens):
+            return self.tokens[index]
+        return Token("end", "end of text", self.tokens[-1].line if self.tokens else 1)
+
+    def next(self) -> Token:
+        token = self.peek()
+        self.position += 1
+        return token
+
+    def at(self, text: str) -> bool:
+        return self.peek().text == text and self.peek().kind != "string"
+
+    def accept(self, text: str) -> bool:
+        if self.at(text):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        if not self.at(text):
+            raise self.error(f"expected `{text}`")
+        return self.next()
+
+    def error(self, why: str, token: Token | None = None) -> ParseError:
+        token = token or self.peek()
+        shown = self.lines[token.line - 1].strip() if token.line <= len(self.lines) else ""
+        return ParseError(f"line {token.line}: {why}, found `{token.text}`: {shown}")
+
+    def word(self, what: str) -> str:
+        if self.peek().kind != "word":
+            raise self.error(f"expected {what}")
+        return self.next().text
+
+    def integer(self) -> int:
+        negative = self.accept("-")
+        if self.peek().kind != "number":
+            raise self.error("expected a number")
+        value, float_bits = number(self.next().text)
+        if float_bits:
+            raise self.error("expected an integer")
+        return -value if negative else value
+
+    def rest_of_line(self) -> list[Token]:
+        line, found = self.tokens[self.position - 1].line, []
+        while self.peek().kind != "end" and self.peek().line == line:
+            found.append(self.next())
+        return found
+
+    # Module level
+
+    def module(self) -> Module:
+        self.expect(".version")
+        major, _, minor = self.next().text.partition(".")
+        if not (major.isdigit() and minor.isdigit()):
+            raise self.error(".version takes a number such as 9.0", self.tokens[self.position - 1])
+        self.expect(".target")
+        module = Module((int(major), int(minor)), self.word("a target such as sm_100a"), self.lines)
+        while self.accept(","):
+            self.next()
+        while self.peek().kind != "end":
+            self.module_item(module)
+        return module
+
+    def module_item(self, module: Module) -> None:
+        linkage = []
+        while self.peek().text in _LINKAGE:
+            linkage.append(self.next().text)
+        token = self.peek()
+        if token.text in (".entry", ".func"):
+            function = self.function(".extern" in linkage)
+            known = module.functions.get(function.name)
+            if known is None or known.is_declaration:
+                module.functions[function.name] = function
+            elif not function.is_declaration:
+                raise self.error(f"{function.name} is defined twice", token)
+        elif token.text in _SPACES:
+            module.variables += self.variables()
+        elif token.text == ".address_size":
+            self.next()
+            if (size := self.integer()) != 64:
+                raise self.error(f"addresses of {size} bits; 64 are supported", token)
+        elif token.text == ".file":
+            self.file()
+        elif token.text == ".section":
+            self.next()
+            self.next()
+            self.skip_braces()
+        elif token.text == ".pragma":
+            while self.next().text != ";":
+                pass
+        else:
+            raise self.error("expected a directive or a function")
+
+    def file(self) -> None:
+        self.next()
+        rest = self.rest_of_line()
+        if len(rest) >= 2 and rest[0].kind == "number":
+            self.files[int(rest[0].text)] = rest[1].text.strip('"')
+
+    def skip_braces(self) -> None:
+        self.expect("{")
+        depth = 1
+        while depth:
+            token = self.next()
+            if token.kind == "end":
+                raise self.error("expected `}`")
+            depth += (token.text == "{") - (token.text == "}")
+
+    # Variables
+
+    def variables(self) -> list[Variable]:
+        """One declaration with its `;`."""
+        found = [self.variable()]
+        while self.accept(","):
+            raise self.error("one variable a declaration is supported")
+        self.expect(";")
+        return found
+
+    def variable(self) -> Variable:
+        """`.space {.align n} {.ptr ...} .type name{[n]} {= ...}`"""
+        space = self.next().text[1:]
+        align = size = 0
+        count = 1
+        while self.peek().kind == "directive":
+            kind = self.next().text[1:]
+            if kind == "align":
+                align = self.integer()
+            elif kind == "attribute":
+                self.expect("(")
+                while self.next().text != ")":
+                    pass
+            elif kind in ("v2", "v4", "v8"):
+                count = int(kind[1:])
+            elif kind == "ptr":
+                while self.peek().text in (".global", ".shared", ".local", ".const", ".generic", ".param", ".align"):
+                    if self.next().text == ".align":
+                        self.integer()
+            elif kind in _SIZES:
+                size = _SIZES[kind]
+            else:
+                raise self.error("expected a type", self.tokens[self.position - 1])
+        if not size:
+            raise self.error("expected a type")
+        name = self.word("a name")
+        align = align or size * count
+        size *= count
+        element = size
+        open_ended = False
+        while self.accept("["):
+            if self.accept("]"):
+                open_ended = True
+            else:
+                size *= self.integer()
+                self.expect("]")
+        data, relocations = self.initializer(element) if self.accept("=") else (None, ())
+        if data is not None:
+            if open_ended:
+                size, open_ended = len(data), False
+            data = data.ljust(size, b"\0")
+        unique = name + self.scope.mark
+        self.scope.variables[name] = unique
+        return Variable(unique, space, 0 if open_ended else size, align, data, relocations)
+
+    def initializer(self, element: int) -> tuple[bytes, tuple[tuple[int, Symbol], ...]]:
+        """The bytes of `= value` or `= {...}`, and the places that hold addresses."""
+        data, relocations, depth = bytearray(), [], 0
+        while True:
+            token = self.peek()
+            if token.text == "{":
+                depth += 1
+                self.next()
+            elif token.text in ("}", ","):
+                depth -= token.text == "}"
+                self.next()
+            elif token.kind == "word":
+                name = self.next().text
+                if name == "generic":
+                    self.expect("(")
+                    name = self.next().text
+                    self.expect(")")
+                offset = self.integer() if self.accept("+") else 0
+                relocations.append((len(data), Symbol(name, offset)))
+                data += bytes(element)
+            else:
+                negative = self.accept("-")
+                value, float_bits = number(self.next().text)
+                if float_bits:
+                    value = as_float(value, float_bits, element) ^ (negative << (8 * element - 1))
+                else:
+                    value = (-value if negative else value) & ((1 << 8 * element) - 1)
+                data += value.to_bytes(element, "little")
+            if depth == 0:
+                return bytes(data), tuple(relocations)
+
+    # Functions
+
+    def function(self, declared: bool) -> Function:
+        is_entry = self.next().text == ".entry"
+        self.scope = _Scope(self.module_scope, 0, ())
+        returns = self.parameters() if self.at("(") else []
+        name = self.word("a function name")
+        function = Function(name, is_entry, self.parameters() if self.at("(") else [], returns)
+        self.module_scope.variables[name] = name
+        function.registers[_CARRY] = 1
+        while self.peek().kind == "directive":
+            directive = self.next().text
+            numbers = []
+            while self.peek().kind in ("number", "string"):
+                token = self.next()
+                numbers += [number(token.text)[0]] if token.kind == "number" else []
+                self.accept(",")
+            function.directives[directive] = tuple(numbers)
+            if directive == ".pragma":
+                self.expect(";")
+        if self.accept(";"):
+            function.is_declaration = True
+        elif declared:
+            raise self.error("an .extern function has no body")
+        else:
+            self.block(function)
+        self.scope = self.module_scope
+        return function
+
+    def parameters(self) -> list[Variable]:
+        self.expect("(")
+        found = []
+        while not self.accept(")"):
+            if self.at(".reg"):
+                raise self.error("parameters in registers are not supported")
+            found.append(self.variable())
+            self.accept(",")
+        return found
+
+    def block(self, function: Function) -> None:
+        """`{ ... }` of a function, with a scope of its own."""
+        self.expect("{")
+        self.scopes += 1
+        self.scope = _Scope(self.scope, self.scopes, self.labels_ahead())
+        while not self.accept("}"):
+            self.statement(function)
+        assert self.scope.outer is not None
+        self.scope = self.scope.outer
+
+    def labels_ahead(self) -> list[str]:
+        """Labels that the scope which begins here declares, at its own depth."""
+        found, depth, index = [], 1, self.position
+        while depth and index < len(self.tokens):
+            token = self.tokens[index]
+            depth += (token.text == "{") - (token.text == "}")
+            if token.text == ":" and depth == 1 and self.tokens[index - 1].kind == "word":
+                found.append(self.tokens[index - 1].text)
+            index += 1
+        return found
+
+    def statement(self, function: Function) -> None:
+        token = self.peek()
+        if token.text == "{":
+            self.block(function)
+        elif token.kind == "word" and self.peek(1).text == ":":
+            self.position += 2
+            if self.at(".branchtargets"):
+                self.branch_targets(function, token.text)
+            elif self.at(".callprototype"):
+                raise self.error("indirect calls are not supported")
+            else:
+                function.body.append(Label(self.scope.labels[token.text]))
+        elif token.kind == "directive":
+            self.local_directive(function)
+        elif token.kind == "word" or token.text == "@":
+            function.body.append(self.instruction())
+        elif not self.accept(";"):
+            raise self.error("expected an instruction")
+
+    def branch_targets(self, function: Function, name: str) -> None:
+        """`label: .branchtargets a, b;` names the list that brx.idx takes."""
+        self.next()
+        targets = [self.operand()]
+        while self.accept(","):
+            targets.append(self.operand())
+        self.expect(";")
+        function.targets[self.scope.labels[name]] = tuple(t.name for t in targets if isinstance(t, Label))
+
+    def local_directive(self, function: Function) -> None:
+        token = self.peek()
+        if token.text == ".reg":
+            self.registers(function)
+        elif token.text in _SPACES:
+            function.variables += self.variables()
+        elif token.text == ".loc":
+            self.next()
+            rest = self.rest_of_line()
+            file, line = int(rest[0].text), int(rest[1].text)
+            function.locations[token.line] = (self.files.get(file, f"file {file}"), line)
+        elif token.text == ".file":
+            self.file()
+        elif token.text == ".pragma":
+            while self.next().text != ";":
+                pass
+        else:
+            raise self.error("a directive that is not supported")
+
+    def registers(self, function: Function) -> None:
+        """`.reg .type a, b<n>;`"""
+        self.next()
+        kind = self.next().text[1:]
+        if kind in ("v2", "v4"):
+            raise self.error("vector registers are not supported")
+        if kind not in _SIZES:
+            raise self.error("expected a type", self.tokens[self.position - 1])
+        bits = 8 * _SIZES[kind] or 1
+        while True:
+            name = self.word("a register")
+            names = [name]
+            if self.accept("<"):
+                names = [f"{name}{i}" for i in range(self.integer())]
+                self.expect(">")
+            for each in names:
+                unique = each + self.scope.suffix
+                self.scope.registers[each] = unique
+                function.registers[unique] = bits
+            if not self.accept(","):
+                break
+        self.expect(";")
+
+    # Instructions
+
+    def instruction(self) -> Instruction:
+        start, first = self.position, self.peek()
+        guard = None
+        if self.accept("@"):
+            negated = self.accept("!")
+            predicate = self.operand()
+            if not isinstance(predicate, Register):
+                raise self.error("expected a predicate", first)
+            guard = Register(predicate.name, 0, negated)
+        opcode = self.word("an opcode")
+        operands: list[Operand] = []
+        while not self.accept(";"):
+            if operands:
+                self.expect(",")
+            operands.append(self.operand())
+        _carry(opcode, operands)
+        text = (
+            " ".join(t.text for t in self.tokens[start : self.position - 1]) if self.peek(-1).line != first.line else ""
+        )
+        line = self.tokens[start].line
+        return Instruction(opcode, tuple(operands), guard, line, text or self.lines[line - 1].strip().rstrip(";"))
+
+    def operand(self) -> Operand:
+        token = self.peek()
+        if self.accept("["):
+            return Address(self.operands("]"))
+        if self.accept("{"):
+            return Vector(self.operands("}"))
+        if self.accept("("):
+            return Vector(self.operands(")"))
+        if self.accept("!"):
+            inner = self.operand()
+            if not isinstance(inner, Register):
+                raise self.error("expected a predicate", token)
+            return Register(inner.name, 0, True)
+        if token.text == "-" or token.kind == "number":
+            return self.immediate()
+        name = self.word("an operand")
+        found = self.named(name)
+        if self.accept("|"):
+            return Pair(found, self.operand())
+        if self.at("+") or self.at("-"):
+            sign = -1 if self.next().text == "-" else 1
+            offset = sign * self.integer()
+            if isinstance(found, Register):
+                return Register(found.name, offset)
+            if isinstance(found, Symbol):
+                return Symbol(found.name, offset)
+            raise self.error("an offset is added to a register or a symbol", token)
+        return found
+
+    def operands(self, close: str) -> tuple[Operand, ...]:
+        found: list[Operand] = []
+        while not self.accept(close):
+            if found:
+                self.expect(",")
+            found.append(self.operand())
+        return tuple(found)
+
+    def immediate(self) -> Immediate:
+        negative = self.accept("-")
+        if self.peek().kind != "number":
+            raise self.error("expected a number")
+        value, float_bits = number(self.next().text)
+        if negative:
+            value = value ^ (1 << (float_bits - 1)) if float_bits else -value
+        return Immediate(value, float_bits)
+
+    def named(self, name: str) -> Operand:
+        if name == "_":
+            return Sink()
+        if register := self.scope.find("registers", name):
+            return Register(register)
+        if variable := self.scope.find("variables", name):
+            return Symbol(variable)
+        if name.startswith("%"):
+            return Special(name)
+        if label := self.scope.find("labels", name):
+            return Label(label)
+        if name == "WARP_SZ":
+            return Immediate(32)
+        raise self.error(f"`{name}` is not declared", self.tokens[self.position - 1])
+
+
+def _carry(opcode: str, operands: list[Operand]) -> None:
+    """Makes the carry flag an operand of the instructions that use it."""
+    base, *modifiers = opcode.split(".")
+    if base in ("addc", "subc", "madc"):
+        operands.append(Register(_CARRY))
+    if "cc" in modifiers and operands:
+        operands[0] = Pair(operands[0], Register(_CARRY))
