@@ -87,7 +87,7 @@ def machine() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "emulator.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "records" / "emulator.json")
     parser.add_argument("--schedule", default="lazy")
     options = parser.parse_args()
     results, load = [], [round(x, 2) for x in os.getloadavg()]

@@ -8,9 +8,9 @@ Nothing of the CUDA runtime or driver is imitated: the compiled host code calls 
 this package puts its own C library there.
 """
 
-from .dlpack import on_device
-from .errors import CompilerMissing, HostError
-from .imports import check_imports
-from .install import Emulator, installed
+from ptxemu.host.dlpack import on_device
+from ptxemu.host.errors import CompilerMissing, HostError
+from ptxemu.host.imports import check_imports
+from ptxemu.host.install import Emulator, installed
 
 __all__ = ["CompilerMissing", "Emulator", "HostError", "check_imports", "installed", "on_device"]

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..device import TARGETS
-from .build import runtime_library
-from .cubin import Image, KernelInfo, digest, read_image
-from .errors import HostError
-from .imports import ANSWERED, own_name
+from ptxemu.device import TARGETS
+from ptxemu.host.build import runtime_library
+from ptxemu.host.cubin import Image, KernelInfo, digest, read_image
+from ptxemu.host.errors import HostError
+from ptxemu.host.imports import ANSWERED, own_name
 
 if TYPE_CHECKING:
-    from .install import Emulator
+    from ptxemu.host.install import Emulator
 
 __all__ = ["Bridge", "Launch", "bridge"]
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .errors import CompilerMissing
+from ptxemu.host.errors import CompilerMissing
 
 __all__ = ["runtime_library"]
 

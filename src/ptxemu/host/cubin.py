@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .errors import HostError
+from ptxemu.host.errors import HostError
 
 __all__ = ["Image", "KernelInfo", "digest", "import_names", "read_image"]
 

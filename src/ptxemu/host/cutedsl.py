@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .bridge import Bridge
-from .dlpack import on_device
-from .errors import HostError
-from .imports import redirect_imports
+from ptxemu.host.bridge import Bridge
+from ptxemu.host.dlpack import on_device
+from ptxemu.host.errors import HostError
+from ptxemu.host.imports import redirect_imports
 
 __all__ = ["check_version", "redirected"]
 

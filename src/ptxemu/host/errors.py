@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import Error
+from ptxemu.errors import Error
 
 __all__ = ["CompilerMissing", "HostError"]
 

@@ -6,8 +6,8 @@ Whatever a process loaded first is found first, CuTe DSL's own library included.
 
 from __future__ import annotations
 
-from .cubin import import_names
-from .errors import HostError
+from ptxemu.host.cubin import import_names
+from ptxemu.host.errors import HostError
 
 __all__ = ["ANSWERED", "check_imports", "own_name", "redirect_imports"]
 

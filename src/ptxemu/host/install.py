@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bridge import Launch, bridge
-from .cutedsl import redirected
-from .dlpack import on_device
-from .memory import extent, host_bytes, live_extents, merge
+from ptxemu.host.bridge import Launch, bridge
+from ptxemu.host.cutedsl import redirected
+from ptxemu.host.dlpack import on_device
+from ptxemu.host.memory import extent, host_bytes, live_extents, merge
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ptxemu.device import Device
 
 __all__ = ["Emulator", "installed"]
 

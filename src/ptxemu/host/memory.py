@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import HostError
+from ptxemu.host.errors import HostError
 
 __all__ = ["extent", "host_bytes", "live_extents", "merge"]
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import HostError
-from .install import installed
+from ptxemu.host.errors import HostError
+from ptxemu.host.install import installed
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ptxemu.device import Device
 
 __all__ = ["run"]
 

@@ -1,0 +1,84 @@
+"""Imports go one way: what each room of the two packages may import, and that the packages stay apart.
+
+A room is a package's folder or top-level module; "" is the package's own __init__. Imports for types alone are free.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+
+ROOMS = {
+    "blockscale": {
+        "_version": set(),
+        "threads": set(),
+        "formats": set(),
+        "tensor": {"formats", "threads"},
+        "quantize": {"formats", "tensor", "threads"},
+        "reference": {"tensor"},
+        "arguments": {"formats", "tensor"},
+        "backends": {"formats", "tensor", "threads"},
+        "api": {"arguments", "backends", "tensor", "threads"},
+        "": {"_version", "api", "backends", "quantize", "tensor"},
+        "demo": {"", "reference"},
+        "cli": {"", "demo", "reference"},
+        "__main__": {"cli"},
+    },
+    "ptxemu": {
+        "errors": set(),
+        "numerics": set(),
+        "text": {"errors"},
+        "machine": {"errors", "numerics"},
+        "isa": {"errors", "numerics", "text", "machine"},
+        "arguments": {"errors", "machine", "text"},
+        "report": {"errors", "machine"},
+        "device": {"arguments", "errors", "isa", "machine", "report", "text"},
+        "": {"device", "errors", "machine", "report"},
+        "testing": {"", "device", "errors", "machine"},
+        "host": {"", "device", "errors", "machine", "report", "text"},
+        "__main__": {"", "device", "errors", "host", "isa", "machine", "report"},
+    },
+}
+FILES = [path for package in ROOMS for path in sorted((SRC / package).rglob("*.py"))]
+
+
+def room_of(path: Path) -> tuple[str, str]:
+    """(package, room) of a file."""
+    package, *below = path.relative_to(SRC).with_suffix("").parts
+    return package, "" if below == ["__init__"] else below[0]
+
+
+def imported_rooms(path: Path, package: str) -> set[str]:
+    """The rooms of its own package that a file imports when it runs."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            below = [f"{node.module}.{alias.name}" for alias in node.names]
+            names += below if node.module == package else [node.module]
+    rooms = [name.split(".")[1] if "." in name else "" for name in names if name.split(".")[0] == package]
+    return {name if name in ROOMS[package] else "" for name in rooms}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_go_one_way(path):
+    package, room = room_of(path)
+    assert room in ROOMS[package], "a room without a place in the table"
+    assert imported_rooms(path, package) - {room} <= ROOMS[package][room]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_the_emulator_never_imports_the_library_and_the_library_it_in_one_place(path):
+    package, _ = room_of(path)
+    other = "blockscale" if package == "ptxemu" else "ptxemu"
+    if path != SRC / "blockscale/launch/emulated.py":
+        assert not re.search(rf"^\s*(import|from) {other}\b", path.read_text(), re.MULTILINE)
