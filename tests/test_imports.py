@@ -23,8 +23,8 @@ ROOMS = {
         "backends": {"formats", "tensor", "threads"},
         "api": {"arguments", "backends", "tensor", "threads"},
         "": {"_version", "api", "backends", "quantize", "tensor"},
-        "demo": {"", "reference"},
-        "cli": {"", "demo", "reference"},
+        "demo": {"", "formats", "quantize", "reference"},
+        "cli": {"", "demo", "quantize", "reference"},
         "__main__": {"cli"},
     },
     "ptxemu": {

@@ -95,14 +95,14 @@ def grouped_gemm(
 
     - contiguous: `a` (T, K) sorted by group, `b` (E, N, K), and `group_sizes` (E,), or `group_offsets`: (E + 1,) from 0
       to T, or (E,) the end of each group. An `a` of layout "128x4-grouped" brings its own group sizes. -> (T, N).
-    - masked: `a` (E, max_m, K), `b` (E, N, K), `masked_m` (E,): group e has masked_m[e] rows. -> (E, max_m, N); rows
-      beyond the mask are neither read nor written: unspecified in a new result, untouched in a given `out`.
+    - masked: `a` (E, max_m, K), `b` (E, N, K), `masked_m` (E,): group e has masked_m[e] rows. -> (E, max_m, N). Rows
+      beyond the mask are never read; they are zero in a new result and untouched in a given `out`.
     - list: `a` and `b` lists of 2-D operands of any shapes. -> a list of (M_i, N_i).
 
     Args:
-        group_sizes, group_offsets, masked_m: int32 on the device of `a`.
+        group_sizes, group_offsets, masked_m: int32 (or int64) on the device of `a`.
         alpha: a finite float, or an fp32 tensor of shape () or (E,).
-        bias: (N,) or (E, N) fp16, bf16 or fp32. In the list form (N,), and every N_i the same.
+        bias: (N,) or (E, N) fp16, bf16 or fp32; in the list form every N_i is then the same.
         activation, out_dtype, config, backend: as for `gemm`. `out`: a tensor, or in the list form a list.
 
     Raises:
@@ -111,10 +111,10 @@ def grouped_gemm(
     options = _Options(activation, out_dtype, config, backend)
     result: Tensor | list[Tensor]
     if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
-        _refuse(group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
+        _refuse("list", group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
         operands, result = _list_form(a, b, out, out_dtype)
     elif masked_m is not None:
-        _refuse(group_sizes=group_sizes, group_offsets=group_offsets)
+        _refuse("masked", group_sizes=group_sizes, group_offsets=group_offsets)
         operands, result = _masked_form(a, b, masked_m, out, out_dtype)
     else:
         operands, result = _contiguous_form(a, b, group_sizes, group_offsets, out, out_dtype)
@@ -128,9 +128,6 @@ def grouped_gemm(
         for three, group_alpha, group_bias in zip(operands, alphas, biases, strict=True)
     ]
     options.run(problems, operands[0][1].device if operands else torch.device("cpu"))
-    if masked_m is not None and out is None:
-        for e, count in enumerate(masked_m.tolist()):
-            result[e][count:] = 0
     return result
 
 
@@ -200,7 +197,7 @@ def _contiguous_form(
     if len(sizes) != groups:
         raise ValueError(f"group_sizes: {len(sizes)} groups, but b has {groups}")
     if own is not None and not torch.equal(own, sizes):
-        raise ValueError("group_sizes: differ from those that a's layout '128x4-grouped' was made with")
+        raise ValueError(f"group_sizes: {sizes.tolist()}, but a's layout '128x4-grouped' was made with {own.tolist()}")
     result = arguments.output("out", out, (rows, n), out_dtype, a.device)
     a, b = _sliceable(a), _sliceable(b)
     operands: list[_Operands] = []
@@ -227,6 +224,9 @@ def _masked_form(a: Any, b: Any, masked_m: Tensor, out: Any, out_dtype: torch.dt
         if not 0 <= count <= most:
             raise ValueError(f"masked_m: {count} at {e}, expected 0 to {most}, the rows of a group in a")
     result = arguments.output("out", out, (groups, most, b.shape[1]), out_dtype, a.device)
+    if out is None:
+        for e, count in enumerate(counts):
+            result[e, count:] = 0
     a, b = _sliceable(a), _sliceable(b)
     return [(a[e][:count], b[e], result[e, :count]) for e, count in enumerate(counts)], result
 
@@ -287,7 +287,7 @@ def _sliceable(x: NVFP4Tensor | Tensor) -> NVFP4Tensor | Tensor:
     return x.with_layout("linear") if isinstance(x, NVFP4Tensor) else x
 
 
-def _refuse(**arguments: Any) -> None:
-    for name, value in arguments.items():
+def _refuse(form: str, **unwanted: Any) -> None:
+    for name, value in unwanted.items():
         if value is not None:
-            raise ValueError(f"{name}: does not go with this form of grouped_gemm")
+            raise ValueError(f"{name}: given, but it does not go with the {form} form; expected None")

@@ -4,6 +4,7 @@ allowed."""
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ import torch
 from torch import Tensor
 
 from blockscale.formats.layouts import GROUPED
-from blockscale.tensor import NVFP4Tensor, as_float, check_layout
+from blockscale.tensor import FLOAT_DTYPES, NVFP4Tensor, as_float, check_layout
 
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = (None, "relu", "gelu", "silu")
 _PACKED_DTYPES = (torch.uint8, torch.float4_e2m1fn_x2)
 
@@ -86,7 +86,7 @@ def batch_shape(a: NVFP4Tensor | Tensor, b: NVFP4Tensor) -> torch.Size:
         ) from None
 
 
-def check_alpha(alpha: float | Tensor | None, device: torch.device) -> float:
+def check_alpha(alpha: Any, device: torch.device) -> float:
     if alpha is None:
         return 1.0
     if isinstance(alpha, Tensor):
@@ -96,7 +96,7 @@ def check_alpha(alpha: float | Tensor | None, device: torch.device) -> float:
                 f"expected fp32 of shape () on {device}"
             )
         check_plain("alpha", alpha)
-    elif isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    elif isinstance(alpha, bool) or not isinstance(alpha, Real):
         raise TypeError(f"alpha: {kind(alpha)}, expected a float or an fp32 tensor of shape ()")
     value = float(alpha) if isinstance(alpha, Tensor) else as_float(alpha)
     if not math.isfinite(value):

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
 LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PIECE = 1 << 18  # elements that dequantize expands at a time
 
 
@@ -135,8 +136,8 @@ class NVFP4Tensor:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values, (..., M, K): fl32(code x fl32(scale x global_scale)), then rounded to `dtype`."""
-        if dtype not in _FLOATS:
-            raise TypeError(f"dtype: {dtype}, expected one of {', '.join(map(str, _FLOATS))}")
+        if dtype not in FLOAT_DTYPES:
+            raise TypeError(f"dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
         *_, k = self.shape
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
         codes, flat = self.codes.flatten(0, -2), out.view(-1, k)
@@ -392,7 +393,7 @@ def _check_groups(group_sizes: Tensor | None, layout: str, size: torch.Size, dev
     return check_group_sizes(group_sizes, size[-2], device)
 
 
-def as_global_scale(value: float | Tensor, device: torch.device) -> Tensor:
+def as_global_scale(value: Any, device: torch.device) -> Tensor:
     """A global scale as fp32 () on `device`: the memory of a tensor that is given, or a new one."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.dtype != torch.float32:
@@ -400,14 +401,14 @@ def as_global_scale(value: float | Tensor, device: torch.device) -> Tensor:
                 f"global_scale: {value.dtype} tensor of shape {tuple(value.shape)}, expected one fp32 element"
             )
         if value.device != device:
-            raise ValueError(f"global_scale: on {value.device}, but codes are on {device}")
+            raise ValueError(f"global_scale: on {value.device}, expected {device}")
         return value.detach().reshape(())
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"global_scale: {type(value).__name__}, expected a float or one fp32 element")
     return torch.tensor(as_float(value), dtype=torch.float32, device=device)
 
 
-def as_float(value: float) -> float:
+def as_float(value: Any) -> float:
     """`value` as a float; an integer beyond every float becomes infinity, for the caller to refuse."""
     try:
         return float(value)

@@ -17,6 +17,7 @@ from blockscale.cli.app import app
 from blockscale.demo import job, layers, minilm
 from blockscale.demo.sentences import PARAPHRASES, SENTENCES
 from blockscale.demo.similarity import REQUIRED, Requirement, Similarity
+from blockscale.quantize import METHODS
 
 needs_weights = pytest.mark.skipif(
     importlib.util.find_spec(minilm.PACKAGE) is None or importlib.util.find_spec("tokenizers") is None,
@@ -163,7 +164,7 @@ def test_demo_prints_tables_or_one_document(report, monkeypatch):
 @pytest.mark.parametrize("cosines", [(0.99, 0.939), (0.97, 0.969)], ids=["one sentence", "the mean"])
 def test_a_miss_is_exit_code_1_and_a_message(monkeypatch, cosines):
     good, bad = Similarity("rtn", "nvfp4", (0.98, 0.93)), Similarity("four_over_six", "weight-only", cosines)
-    layer = layers.Layer("a", (16, 16), 1024, 132, dict.fromkeys(layers.METHODS, 20.0))
+    layer = layers.Layer("a", (16, 16), 1024, 132, dict.fromkeys(METHODS, 20.0))
     sentences = [job.Sentence("One.", 3), job.Sentence("Two.", 3)]
     report = job.Report([layer], sentences, [good, bad], 1.0)
     monkeypatch.setattr(job, "run", lambda progress: report)

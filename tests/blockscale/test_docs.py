@@ -44,7 +44,9 @@ def test_the_readmes_examples_run(source, capsys, monkeypatch):
     else:
         exec(code, {"__name__": "__main__"})
         printed = capsys.readouterr().out
-        assert all(expected in printed for expected in re.findall(r"#> (.*)", source))
+        promised = re.findall(r"#> (.*)", source)
+        assert promised
+        assert all(expected in printed for expected in promised)
 
 
 def test_the_readmes_examples_are_as_short_as_promised():

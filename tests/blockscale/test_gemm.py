@@ -1,5 +1,7 @@
 """The CPU product against float64, within the result contract."""
 
+import warnings
+
 import pytest
 import torch
 from operands import POISON, every_code_and_scale, same_bits, small_integers
@@ -350,6 +352,36 @@ class TestInvariance:
         a, b = bs.quantize(torch.randn(33, 700)), bs.quantize(torch.randn(130, 700))
         first = bs.gemm(a, b, out_dtype=torch.float32)
         assert all(same_bits(bs.gemm(a, b, out_dtype=torch.float32), first) for _ in range(20))
+
+
+@pytest.mark.parametrize("k", [592, 3696])
+def test_compiled_equals_eager(k):
+    """Also where the scales' columns are padded, 37 -> 40 and 231 -> 232."""
+    x, w = torch.randn(17, k), bs.quantize(torch.randn(24, k))
+
+    def product(x):
+        return bs.gemm(bs.quantize(x), w), bs.gemm(x.bfloat16(), w, activation="silu")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about where it breaks the graph
+        compiled = torch.compile(product, backend="eager")(x)
+    assert all(same_bits(y, e) for y, e in zip(compiled, product(x), strict=True))
+
+
+def test_shards_along_k_add_up():
+    x, w = bs.quantize(torch.randn(9, 640)), bs.quantize(torch.randn(20, 640))
+    parts = [bs.gemm(x[:, i : i + 160], w[:, i : i + 160], out_dtype=torch.float32) for i in range(0, 640, 160)]
+    _check(x, w, torch.stack(parts).sum(0))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_any_number_of_threads(threads):
+    a, b = every_code_and_scale(33, 500), every_code_and_scale(700, 500, seed=1)
+    torch.set_num_threads(threads)
+    try:
+        _check(a, b, bs.gemm(a, b, out_dtype=torch.float32))
+    finally:
+        torch.set_num_threads(1)
 
 
 A, B = bs.quantize(torch.ones(4, 64)), bs.quantize(torch.ones(6, 64))

@@ -1,5 +1,7 @@
 """Properties that hold for any input."""
 
+import re
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -90,3 +92,52 @@ def test_slices_on_blocks_equal_slices_of_the_values(rows, k, data):
     k1 = min(k, k0 + 16 * data.draw(st.integers(1, 20)))
     r0 = data.draw(st.integers(0, rows))
     assert same_bits(q[r0:, k0:k1].dequantize(), q.dequantize()[r0:, k0:k1])
+
+
+TENSORS = st.sampled_from(
+    [
+        torch.ones(4, 64),
+        torch.ones(4, 63),
+        torch.ones(64),
+        torch.ones(2, 4, 64).bfloat16(),
+        torch.ones(64, 4).t(),
+        torch.ones(1, 64).expand(4, 64),
+        torch.ones(4, 64, dtype=torch.float64),
+        torch.ones(4, 64, dtype=torch.int32),
+        torch.ones(4, 64, device="meta"),
+        torch.ones(4, 64).to_sparse(),
+        torch.zeros(4, 32, dtype=torch.uint8),
+        torch.zeros(4, 4).to(torch.float8_e4m3fn),
+        torch.full((4, 64), float("nan")),
+        torch.ones(0, 64),
+        torch.ones(4, 0),
+        torch.ones(()),
+        torch.ones(4),
+    ]
+)
+ANYTHING = st.one_of(TENSORS, st.none(), st.integers(), st.floats(), st.text(max_size=3), st.just([1]), st.booleans())
+ARGUMENTS = (
+    *("a", "b", "a_sf", "b_sf", "k", "sf_layout", "alpha", "bias", "activation"),
+    *("out_dtype", "out", "config", "backend", "invariant"),
+)
+QUANTIZE_ARGUMENTS = ("x", "method", "global_scale", "layout", "group_sizes", "nonfinite", "seed")
+
+
+def _argument_refused(call, arguments):
+    """The name that the refusal of `call` begins with, or None if it is not refused."""
+    try:
+        call(**arguments)
+    except (TypeError, ValueError) as error:
+        return re.match(r"\w*", str(error))[0]
+    return None
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ARGUMENTS)), ANYTHING, min_size=1, max_size=3))
+def test_gemm_takes_any_arguments_or_names_the_one_it_refuses(changed):
+    good = {"a": torch.ones(4, 64), "b": bs.quantize(torch.ones(6, 64))}
+    assert _argument_refused(bs.gemm, {**good, **changed}) in {None, *ARGUMENTS}
+
+
+@given(st.dictionaries(st.sampled_from(QUANTIZE_ARGUMENTS), ANYTHING, min_size=1, max_size=3))
+def test_quantize_takes_any_arguments_or_names_the_one_it_refuses(changed):
+    assert _argument_refused(bs.quantize, {"x": torch.ones(4, 64), **changed}) in {None, *QUANTIZE_ARGUMENTS}

@@ -49,19 +49,27 @@ def test_half_precision_input_is_its_fp32_value(dtype, method):
     assert same_tensor(bs.quantize(x, method=method), bs.quantize(x.float(), method=method))
 
 
-@pytest.mark.parametrize("k", [1, 15, 16, 17, 48, 63, 64, 65, 100, 592])
-@pytest.mark.parametrize("rows", [1, 5, 127, 128, 129])
-def test_padding_is_written_with_zeros(rows, k):
-    """Also where the allocator hands out memory full of NaN scales."""
-    q = bs.quantize(torch.randn(rows, k))
-    poison = [torch.full_like(q.scales.view(torch.uint8), POISON), torch.full_like(q.codes, 0xFF)]
-    del poison
-    q = bs.quantize(torch.randn(rows, k) + 0.1)
+@pytest.fixture
+def poisoned_memory():
+    """New tensors are full of NaN: torch fills them so that reads of memory that was never written show."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(64).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("k", [1, 15, 16, 17, 48, 63, 64, 65, 100, 592, 11008])
+@pytest.mark.parametrize("rows", [1, 5, 32, 127, 128, 129])
+def test_padding_is_written_with_zeros(rows, k, poisoned_memory):
+    q = bs.quantize(torch.ones(rows, k))
     codes = packing.unpack(q.codes)
     assert q.codes.shape == (rows, -(-k // 64) * 32)
     assert q.scales.shape == (-(-rows // 128) * 128, -(-k // 64) * 4)
+    assert (codes[:, :k] == 7).all()
     assert not codes[:, k:].any()
     everything = bs.formats.layouts.unswizzle(q.scales, *q.scales.shape).view(torch.uint8)
+    assert (everything[:rows, : -(-k // 16)] == 0x7E).all()
     assert not everything[rows:].any()
     assert not everything[:, -(-k // 16) :].any()
 
@@ -201,6 +209,16 @@ class TestKnownFaults:
             assert (scales >= 0x08).all()  # 2^-6
             again = bs.quantize(q.dequantize(), global_scale=q.global_scale, layout="linear")
             assert same_tensor(q, again)
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("unit", [1.0, 3e-5, 7e7])
+    def test_requantising_every_scale_of_at_least_2_to_the_minus_6(self, method, unit):
+        scales = torch.arange(0x08, 0x7F, dtype=torch.uint8)[:, None]
+        codes = torch.randint(0, 256, (len(scales), 32), dtype=torch.uint8)
+        codes[:, ::8] = 0x07  # each block reaches the largest code, or a smaller scale would do
+        q = bs.NVFP4Tensor.from_parts(codes, scales.repeat(1, 4).view(torch.float8_e4m3fn), unit, layout="linear")
+        again = bs.quantize(q.dequantize(), method=method, global_scale=q.global_scale, layout="linear")
+        assert same_tensor(q, again)
 
     def test_mse_is_never_worse_than_rtn_and_four_over_six_never_worse_than_its_own_six(self):
         x = _wild(64, 256)

@@ -27,8 +27,9 @@ from blockscale.formats import blocks, e2m1, e4m3
 from blockscale.formats.layouts import BLOCK
 from blockscale.tensor import NVFP4Tensor
 
-N_TILE = 256
-K_STRIP = 4096  # an fp32 tile of N_TILE x K_STRIP is 4 MiB, and each thread holds one
+N_TILE = 256  # for two threads; narrower for more, so that all their tiles together take the same memory
+MIN_TILE = 32
+K_STRIP = 4096  # an fp32 tile of N_TILE x K_STRIP is 4 MiB
 K_LEAF = 256
 ROW_BYTES = 16 << 20  # of one block of expanded rows of `a`
 MAX_ROWS = 4096
@@ -72,8 +73,15 @@ def gemm(
     batch = None if math.prod(b.shape[:-2]) == 1 else out.shape[:-2]
     targets = result.view(1 if batch is None else math.prod(batch), -1, out.shape[-1])
     problems = list(zip(_matrices(a, batch), _matrices(b, batch), targets, strict=True))
-    # Several matrices are shared out among threads whole; the tiles of a single one are, inside _multiply.
-    threads.map_each(lambda problem: _multiply(*problem, epilogue, invariant=invariant), problems)
+
+    def multiply(problem: tuple[_Matrix, _Matrix, Tensor]) -> None:
+        _multiply(*problem, epilogue, invariant=invariant)
+
+    if len(problems) >= torch.get_num_threads():
+        threads.map_each(multiply, problems)  # whole matrices are shared out
+    else:
+        for problem in problems:
+            multiply(problem)  # and here the tiles of each
     if result is not out:
         out.copy_(result)
 
@@ -82,25 +90,29 @@ def _multiply(rows: _Matrix, weight: _Matrix, target: Tensor, epilogue: _Epilogu
     dtype = torch.float64 if invariant or rows.scales is None else torch.float32
     step = min(MAX_ROWS, max(1, ROW_BYTES // (rows.k * dtype.itemsize)))
     product = _product_row_by_row if invariant else _product
-    scratch = _Scratch(min(step, len(rows)), dtype)
+    columns = max(MIN_TILE, 2 * N_TILE // max(2, torch.get_num_threads()))
+    scratch: dict[int, _Scratch] = {}
     for r in _cuts(len(rows), step):
         # Each leaf of the rows lies by itself: matmul packs it again for every tile, and long row strides slow that.
         expand = partial(rows.expand, r, dtype=dtype)
         block = threads.map_each(expand, _cuts(rows.k, K_LEAF))
 
         def multiply(tile: slice, block: list[_Tile] = block, part: Tensor = target[r]) -> None:
-            part[:, tile] = epilogue(_dot(block, weight, tile, product, scratch), tile)
+            mine = threading.get_ident()
+            if mine not in scratch:
+                scratch[mine] = _Scratch(min(step, len(rows)), columns, dtype)
+            part[:, tile] = epilogue(_dot(block, weight, tile, product, scratch[mine]), tile)
 
-        threads.map_each(multiply, _cuts(len(weight), N_TILE))
+        threads.map_each(multiply, _cuts(len(weight), columns))
 
 
-class _Scratch(threading.local):
+class _Scratch:
     """A thread's buffers for one call. Memory that is new for every tile would cost as much as half the arithmetic."""
 
-    def __init__(self, rows: int, dtype: torch.dtype) -> None:
-        self.weight = torch.empty(N_TILE * K_STRIP, dtype=dtype, device="cpu")
-        self.part, self.strip = torch.empty(2, rows * N_TILE, dtype=dtype, device="cpu")
-        self.total = torch.empty(rows * N_TILE, dtype=torch.float64, device="cpu")
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        self.weight = torch.empty(columns * K_STRIP, dtype=dtype, device="cpu")
+        self.part, self.strip = torch.empty(2, rows * columns, dtype=dtype, device="cpu")
+        self.total = torch.empty(rows * columns, dtype=torch.float64, device="cpu")
 
 
 Product = Callable[[Tensor, Tensor, Tensor], object]

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from blockscale.cli.terminal import FAILED, REFUSED, AsJson, output, plain_table, print_json, progress, refusals
 from blockscale.demo import job
-from blockscale.demo.layers import METHODS, Layer, Skipped, WeightFile
+from blockscale.demo.layers import Layer, Skipped, WeightFile
 from blockscale.demo.similarity import REQUIRED, Similarity
+from blockscale.quantize import METHODS
 
 
 def demo(

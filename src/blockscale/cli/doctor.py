@@ -136,7 +136,10 @@ def machine_table(findings: Findings) -> Table:
             for i, g in enumerate(cuda.gpus)
         ),
         *([("GPU", cuda.problem)] if cuda.problem else []),
-        ("CuTe DSL", findings.cute_dsl or "not installed; to compile GPU kernels: pip install 'blockscale[kernels]'"),
+        (
+            "CuTe DSL",
+            findings.cute_dsl or "not installed; to compile GPU kernels: pip install '.[kernels]' in a clone",
+        ),
     ]
     for name, value in rows:
         table.add_row(name, Text(value))

@@ -44,7 +44,7 @@ def gemm(
     method: Annotated[Method, typer.Option(help="How the operands are quantised.")] = "rtn",
     weight_only: Annotated[bool, typer.Option("--weight-only", help="Leave A unquantised.")] = False,
     out_dtype: Annotated[Dtype, typer.Option(help="Dtype of the result, and of A with --weight-only.")] = "bf16",
-    seed: Annotated[int, typer.Option(help="Seed of the normally distributed operands.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the normally distributed operands.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Multiply random NVFP4 operands, A (M, K) by B (N, K) transposed, and check the result."""

