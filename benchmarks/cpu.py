@@ -6,7 +6,7 @@
 - what gemm holds in memory beyond operands and output: a subprocess's peak during the call (goal: 64 MiB);
 - quantize of a 4096x4096 bf16 tensor beside torchao's quantiser, eager (goal: 3 times as fast) and compiled;
 - what `import blockscale` adds to `import torch` (goal: 0.3 s).
-Every timed product is first checked against float64 on poisoned output. Exit code 1 when one is wrong or a goal is missed.
+Every timed product is first checked against float64 on poisoned output. Exit code 1: one is wrong, or a goal is missed.
 """
 
 from __future__ import annotations
