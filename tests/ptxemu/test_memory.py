@@ -182,6 +182,21 @@ def test_lanes_outside_the_mask_never_fault() -> None:
     assert result.tolist() == [0, 1, 2, 3]
 
 
+def test_bytes_of_an_allocation_below_the_first_lanes() -> None:
+    both, result = np.arange(128, dtype=np.uint8), np.zeros(32, np.uint8)
+    body = f"""{lane_address(0, 1)} {lane_address(1, 1, "d2")} {lane_address(2, 1, "d3")}
+        setp.ge.u32 p, r0, 16;
+        selp.b64 d4, d2, d1, p;
+        ld.global.u8 r2, [d4];
+        add.u32 r3, r2, 100;
+        st.global.u8 [d4], r3;
+        st.global.u8 [d3], r2;"""
+    launch(body, both[64:], both[:64], result)
+    assert result.tolist() == [64 + i if i < 16 else i for i in range(32)]
+    changed = {*range(16, 32), *range(64, 80)}
+    assert both.tolist() == [i + 100 if i in changed else i for i in range(128)]
+
+
 def test_gather_from_two_allocations() -> None:
     one, two, result = np.arange(32, dtype=np.uint32), np.arange(100, 132, dtype=np.uint32), np.zeros(32, np.uint32)
     body = f"""{lane_address(0, 4)} {lane_address(1, 4, "d2")} {lane_address(2, 4, "d3")}
