@@ -10,6 +10,8 @@ import pytest
 from lane_kernel import BITS, HEADER, missing_forms
 
 import ptxemu
+from ptxemu.machine.lanes import FULL
+from ptxemu.machine.memory import GlobalMemory
 
 KERNELS: list[str] = []  # every kernel that the tests below run, for the completeness test at the end
 
@@ -183,17 +185,16 @@ def test_lanes_outside_the_mask_never_fault() -> None:
 
 
 def test_bytes_of_an_allocation_below_the_first_lanes() -> None:
-    both, result = np.arange(128, dtype=np.uint8), np.zeros(32, np.uint8)
-    body = f"""{lane_address(0, 1)} {lane_address(1, 1, "d2")} {lane_address(2, 1, "d3")}
-        setp.ge.u32 p, r0, 16;
-        selp.b64 d4, d2, d1, p;
-        ld.global.u8 r2, [d4];
-        add.u32 r3, r2, 100;
-        st.global.u8 [d4], r3;
-        st.global.u8 [d3], r2;"""
-    launch(body, both[64:], both[:64], result)
-    assert result.tolist() == [64 + i if i < 16 else i for i in range(32)]
-    changed = {*range(16, 32), *range(64, 80)}
+    """Their offset from the first lane's allocation is negative, which must not index it from its end."""
+    both, memory = np.arange(128, dtype=np.uint8), GlobalMemory()
+    memory.register("above", both[64:])
+    memory.register("below", both[:64])
+    offsets = np.array([64 + i if i < 16 else i for i in range(32)], np.uint64)
+    address = offsets + np.uint64(both.ctypes.data)
+    (found,) = memory.load(address, 1, 1, FULL)
+    assert found.tolist() == offsets.tolist()
+    memory.store(address, [found + np.uint8(100)], 1, FULL)
+    changed = {*offsets.tolist()}
     assert both.tolist() == [i + 100 if i in changed else i for i in range(128)]
 
 
