@@ -211,21 +211,34 @@ def f32_to_f16(values: Any) -> npt.NDArray[np.uint16]:
 
 def f32_to_bf16(values: Any) -> npt.NDArray[np.uint16]:
     """`cvt.rn.bf16.f32`: float32 of any shape to bf16 codes; NaN gives 0x7FFF."""
-    x = np.atleast_1d(np.asarray(values, dtype=np.float32))
+    rounded = _round_bf16(np.atleast_1d(np.asarray(values, dtype=np.float32))) >> _U32[16]
+    return np.asarray(rounded.astype(np.uint16).reshape(np.shape(values)))
+
+
+def f32_to_bf16_pair(pairs: npt.NDArray[np.float32]) -> U32:
+    """`cvt.rn.bf16x2.f32`: float32 (2, n) to words, the first row's codes in the upper half."""
+    upper, lower = _round_bf16(pairs)
+    upper &= _U32[0xFFFF0000]
+    lower >>= _U32[16]
+    upper |= lower
+    return np.asarray(upper)
+
+
+def _round_bf16(x: npt.NDArray[np.float32]) -> U32:
+    """Words whose upper half is the bf16 code; the lower half is arbitrary."""
     bits = x.view(np.uint32)
     rounded = bits >> _U32[16]
     rounded &= _U32[1]
     rounded += bits  # only a NaN's bits can wrap, and NaN is replaced
     rounded += _U32[0x7FFF]
-    rounded >>= _U32[16]
-    codes = rounded.astype(np.uint16)
     nan = x != x
     if nan.any():
-        codes[nan] = 0x7FFF
-    return np.asarray(codes.reshape(np.shape(values)))
+        rounded[nan] = 0x7FFFFFFF
+    return np.asarray(rounded)
 
 
-_U32 = {value: np.uint32(value) for value in (1, 16, 0x7FFF)}  # made once: numpy's scalars cost as much as an operation
+# Made once: numpy's scalars cost as much as an operation.
+_U32 = {value: np.uint32(value) for value in (1, 16, 0x7FFF, 0xFFFF0000)}
 
 
 def decode_ue8m0(bits: Any) -> F64:

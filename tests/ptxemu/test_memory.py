@@ -10,6 +10,8 @@ import pytest
 from lane_kernel import BITS, HEADER, missing_forms
 
 import ptxemu
+from ptxemu.machine.lanes import FULL
+from ptxemu.machine.memory import GlobalMemory
 
 KERNELS: list[str] = []  # every kernel that the tests below run, for the completeness test at the end
 
@@ -180,6 +182,20 @@ def test_lanes_outside_the_mask_never_fault() -> None:
         @p st.global.u32 [d2], r1;"""
     launch(body, source, result)
     assert result.tolist() == [0, 1, 2, 3]
+
+
+def test_bytes_of_an_allocation_below_the_first_lanes() -> None:
+    """Their offset from the first lane's allocation is negative, which must not index it from its end."""
+    both, memory = np.arange(128, dtype=np.uint8), GlobalMemory()
+    memory.register("above", both[64:])
+    memory.register("below", both[:64])
+    offsets = np.array([64 + i if i < 16 else i for i in range(32)], np.uint64)
+    address = offsets + np.uint64(both.ctypes.data)
+    (found,) = memory.load(address, 1, 1, FULL)
+    assert found.tolist() == offsets.tolist()
+    memory.store(address, [found + np.uint8(100)], 1, FULL)
+    changed = {*offsets.tolist()}
+    assert both.tolist() == [i + 100 if i in changed else i for i in range(128)]
 
 
 def test_gather_from_two_allocations() -> None:

@@ -140,14 +140,14 @@ def to_float(
 )
 def to_half_pair(a: Value, b: Value, *, rnd: str, relu: bool, satfinite: bool, dtype: str) -> Value:
     """PTX 'cvt'.  Two f32 to a pair, a in the upper half."""
-    pair = np.empty((max(a.size, b.size), 2), np.float32)
-    pair[:, 0], pair[:, 1] = b, a
-    if rnd == "rn" and not relu and not satfinite:
-        convert = numerics.f32_to_f16 if dtype == "f16x2" else numerics.f32_to_bf16
-        code = convert(pair)
-    else:
-        code = _code(pair.astype(np.float64), dtype[:-2], rnd, satfinite, relu)
-    return np.ascontiguousarray(code).view(np.uint32).reshape(-1)
+    pairs = np.empty((2, max(a.size, b.size)), np.float32)
+    pairs[0], pairs[1] = a, b
+    plain = rnd == "rn" and not relu and not satfinite
+    if plain and dtype == "bf16x2":
+        return numerics.f32_to_bf16_pair(pairs)
+    code = numerics.f32_to_f16(pairs) if plain else _code(pairs.astype(np.float64), dtype[:-2], rnd, satfinite, relu)
+    high, low = code.astype(np.uint32)
+    return high << np.uint32(16) | low
 
 
 def _pack8(high: Value, low: Value, bits: int = 8) -> Value:

@@ -8,6 +8,7 @@ not aligned to its size, raises MemoryFault.
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -37,7 +38,6 @@ LOCAL_WINDOW = 2 << 56
 WINDOW_MASK = (1 << 32) - 1
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_SHIFT = {1 << shift: shift for shift in range(6)}
 _LANE_INDEX = np.arange(LANES)
 
 
@@ -62,22 +62,16 @@ class Region:
         self.owner = owner
         self._views: dict[int, NDArray[Any]] = {}
 
-    def words(self, width: int) -> NDArray[Any]:
-        """The data as unsigned words of `width` bytes, from the base; a rest at the end is cut off."""
-        view = self._views.get(width)
-        if view is None:
-            view = self.data[: self.data.size // width * width].view(UNSIGNED[width])
-            self._views[width] = view
-        return view
+    def items(self, nbytes: int) -> NDArray[Any]:
+        """The data as words of `nbytes` bytes, from the base; a rest at the end is cut off.
 
-    def rows(self, width: int, count: int) -> NDArray[Any]:
-        """As `words`, in rows of `count`."""
-        key = width * 256 + count
-        view = self._views.get(key)
+        They are unsigned numbers, or where there are none so long numpy's void: one item is what it moves fastest.
+        """
+        view = self._views.get(nbytes)
         if view is None:
-            words = self.words(width)
-            view = words[: words.size // count * count].reshape(-1, count)
-            self._views[key] = view
+            kind = UNSIGNED.get(nbytes) or np.dtype((np.void, nbytes))
+            view = self.data[: self.data.size // nbytes * nbytes].view(kind)
+            self._views[nbytes] = view
         return view
 
     def __str__(self) -> str:
@@ -119,16 +113,13 @@ class Space:
             return self._load_one(address, width, count)
         if mask != FULL:
             address = np.where(bools(mask), address, address[first(mask)])
-        region = self._region(address, nbytes)
-        if region is None:
+        region, places = self._places(address, nbytes)
+        if places is None:
             return self._load_slow(address, width, count, mask)
-        try:
-            if count == 1:
-                return [region.words(width)[address - address.dtype.type(region.base) >> _SHIFT[width]]]
-            table = region.rows(width, count)[address - address.dtype.type(region.base) >> _SHIFT[nbytes]]
-        except IndexError:  # not all lanes are in one region
-            return self._load_slow(address, width, count, mask)
-        return list(np.ascontiguousarray(table.T))
+        items = region.items(nbytes)[places]
+        if count == 1:
+            return [items]
+        return list(np.ascontiguousarray(items.view(UNSIGNED[width]).reshape(-1, count).T))
 
     def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
         """Writes `values`, each an int or an array (32,), as consecutive words of `width` bytes at each lane's address.
@@ -144,19 +135,11 @@ class Space:
             keep = bools(mask)
             address = address[keep]
             values = [value if type(value) is int else value[keep] for value in values]
-        region = self._region(address, nbytes)
-        if region is None:
+        region, places = self._places(address, nbytes)
+        if places is None:
             return self._store_slow(address, values, width)
-        table = values[0]
-        if count > 1:
-            table = np.empty((address.size, count), UNSIGNED[width])
-            for column, value in enumerate(values):
-                table[:, column] = value
-        try:
-            place = region.words(width) if count == 1 else region.rows(width, count)
-            place[address - address.dtype.type(region.base) >> _SHIFT[nbytes]] = table
-        except IndexError:  # not all lanes are in one region
-            self._store_slow(address, values, width)
+        items = region.items(nbytes)
+        items[places] = values[0] if count == 1 else _interleaved(values, width, address.size).view(items.dtype)[:, 0]
 
     def _load_one(self, address: int, width: int, count: int) -> list[Any]:
         nbytes = width * count
@@ -167,7 +150,7 @@ class Space:
         if start % width:  # host memory may start anywhere
             words: list[Any] = region.data[start : start + nbytes].view(UNSIGNED[width]).tolist()
         else:
-            words = region.words(width)[start // width : start // width + count].tolist()
+            words = region.items(width)[start // width : start // width + count].tolist()
         return words
 
     def _store_one(self, address: int, values: Sequence[Any], width: int, lane: int) -> None:
@@ -190,17 +173,16 @@ class Space:
             self.store(at, [change(lane, old[lane])], width, 1 << lane, actor)
         return old
 
-    def _region(self, address: NDArray[Any], nbytes: int) -> Region | None:
-        """The region of the first lane, if it can be read in words of the access; checks the alignment of all lanes.
-
-        Other lanes may be elsewhere: their offset from its base, unsigned, is then no index of the region.
-        """
-        if int(np.bitwise_or.reduce(address)) & nbytes - 1:
-            lane = next(i for i, at in enumerate(address.tolist()) if at % nbytes)
-            raise self.misaligned(int(address[lane]), nbytes, lane)
-        start = int(address[0])
+    def _places(self, address: NDArray[Any], nbytes: int) -> tuple[Region, NDArray[np.intp] | None]:
+        """The region of the first lane, and the place of each lane's access in its items; None: go lane by lane."""
+        start = address.item(0)
         region = self.find(start, start + nbytes)
-        return None if region.base % nbytes else region
+        places = _places(address.tobytes(), address.dtype, region.base, region.data.size, nbytes)
+        if places is None:
+            for lane, at in enumerate(address.tolist()):
+                if at % nbytes:
+                    raise self.misaligned(at, nbytes, lane)
+        return region, places
 
     def _load_slow(self, address: NDArray[Any], width: int, count: int, mask: int) -> list[Any]:
         """Lane by lane."""
@@ -217,6 +199,28 @@ class Space:
     def misaligned(self, address: int, nbytes: int, lane: int | None = None) -> MemoryFault:
         who = "" if lane is None else f"lane {lane}: "
         return MemoryFault(f"{who}{self.name} address {address:#x} is not aligned to the {nbytes} bytes of the access")
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(address: bytes, kind: np.dtype[Any], base: int, size: int, nbytes: int) -> NDArray[np.intp] | None:
+    """Where lanes access a region, in items of `nbytes`; None unless all are aligned, inside, and items of the region.
+
+    Kept, as a kernel comes back to the same addresses again and again.
+    """
+    offset = np.frombuffer(address, kind) - kind.type(base)  # below the base: wraps around, to a large one
+    if base % nbytes or int(np.bitwise_or.reduce(offset)) % nbytes or int(offset.max()) > size - nbytes:
+        return None
+    return np.asarray(offset // kind.type(nbytes), np.intp)
+
+
+def _interleaved(values: Sequence[Any], width: int, lanes: int) -> NDArray[Any]:
+    """Values, each an int or an array (lanes,), to (lanes, values)."""
+    if int not in map(type, values):
+        return np.ascontiguousarray(np.array(values, UNSIGNED[width]).T)
+    table = np.empty((lanes, len(values)), UNSIGNED[width])
+    for column, value in enumerate(values):
+        table[:, column] = value
+    return table
 
 
 class GlobalMemory(Space):

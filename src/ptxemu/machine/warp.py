@@ -251,14 +251,19 @@ class Warp:
         if len(groups) == 1:
             only = groups[0]
             return None if only.wait is not None or only.needs & self.alive & ~only.mask else only
-        self._join()
-        able = [g for g in self.groups if g.wait is None and not (g.steps is None and g.needs & self.alive & ~g.mask)]
-        if not able:
-            return None
+        standing = [g.block for g in groups if g.steps is None]
+        if len(set(standing)) < len(standing):
+            self._join()
+        alive = self.alive
+        able = [g for g in self.groups if g.wait is None and not (g.needs & alive & ~g.mask and g.steps is None)]
+        if len(able) < 2:
+            if able:
+                self.rotate = False
+            return able[0] if able else None
         able.sort(key=lambda g: g.block.index)
         if self.rotate:
             self.rotate = False
-            if len(able) > 1 and able[0] is self.group:
+            if able[0] is self.group:
                 return able[1]
         return able[0]
 
@@ -300,5 +305,5 @@ def _own(registers: Registers, live: tuple[int, ...], mask: int) -> Registers:
         lane = first(mask)
         for index in live:
             if (value := copy[index]).__class__ is np.ndarray:
-                copy[index] = int(value[lane])
+                copy[index] = value.item(lane)
     return copy
