@@ -40,6 +40,8 @@ Value = Any  # a uniform int, or a numpy array of 32 lanes; predicates are an in
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOKEN = re.compile(r"\{|\}|\.[A-Za-z0-9_:]+")
+# Operand names that mean the same wherever the syntax has them.
+_USUAL = {"p": "pred", "cf": "pred", "carry": "pred", "membermask": "b32", "policy": "b64"}
 _FORMS: dict[str, list[Form]] = {}  # by base opcode
 
 
@@ -127,7 +129,7 @@ def lanes(
     """A lane-wise function of numbers.
 
     operands: types of operands that are not of the instruction's `.type`: a type, or the name of another choice; one
-    string for all of them.
+    string for all of them.  p, cf and carry are predicates, membermask is b32 and policy b64 without being listed.
     choices: for each `.name` of the syntax its allowed values, separated by spaces.
     ints=True: the function is right when only some operands are arrays; otherwise it gets either ints or arrays alone.
     """
@@ -195,6 +197,7 @@ def _make(
         raise TypeError(f"{syntax}: {function.__name__} takes {unknown}, which the opcode does not name")
     if unknown := [name for name in operands if name not in names]:
         raise TypeError(f"{syntax}: types given for {unknown}, which the syntax does not name")
+    operands = {name: kind for name, kind in _USUAL.items() if name in names} | dict(operands)
     if not (function.__doc__ or "").startswith("PTX '"):
         raise TypeError(f"{syntax}: the docstring of {function.__name__} has to begin with its section: PTX '...'")
     return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge)
