@@ -10,7 +10,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from lane_kernel import BITS, FLOATS, HEADER, Case, case, check, decode_number, missing_forms, samples, to_float
+from lane_kernel import (
+    BITS,
+    FLOATS,
+    HEADER,
+    Case,
+    case,
+    check,
+    decode_number,
+    execute,
+    missing_forms,
+    samples,
+    to_float,
+)
 
 from ptxemu.isa.engine import decode
 from ptxemu.isa.types import bits_of, compose
@@ -68,7 +80,9 @@ def integer_cases() -> Iterator[Case]:
         yield case(f"cvt.{rounding}.s32.f32 d, a", "s32", "f32", to_integer(rounding, "s32"))
     for rounding in ROUNDINGS:
         yield case(f"cvt.{rounding}.f32.s32 d, a", "f32", "s32", from_number("f32", rounding))
-        yield case(f"cvt.{rounding}.f32.u64 d, a", "f32", "u64", from_number("f32", rounding))
+        for source in ("u64", "s64"):
+            yield case(f"cvt.{rounding}.f32.{source} d, a", "f32", source, from_number("f32", rounding))
+            yield case(f"cvt.{rounding}.f64.{source} d, a", "f64", source, from_number("f64", rounding))
 
 
 def float_cases() -> Iterator[Case]:
@@ -266,6 +280,21 @@ def test_tf32(rounding: str) -> None:
         "rna": [1, 1 + step, 1 + step, 1 + 2 * step, -1 - step],
     }[rounding]
     assert got.tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("rounding", "value", "want"),
+    [
+        ("rz", 0x155D21CEAAB53983, 0x43B55D21CEAAB539),
+        ("rm", 0x155D21CEAAB53983, 0x43B55D21CEAAB539),
+        ("rp", 0x155D21CEAAB53983, 0x43B55D21CEAAB53A),
+        ("rz", (1 << 64) - ((1 << 53) + 1), 0xC340000000000000),
+        ("rm", (1 << 64) - ((1 << 53) + 1), 0xC340000000000001),
+        ("rp", (1 << 64) - ((1 << 53) + 1), 0xC340000000000000),
+    ],
+)
+def test_directed_rounding_of_a_64_bit_integer(rounding: str, value: int, want: int) -> None:
+    assert execute(f"cvt.{rounding}.f64.s64 d, a", "f64", ("s64", [value] * 32)).tolist() == [want] * 32
 
 
 def test_every_form_has_a_case() -> None:

@@ -69,6 +69,35 @@ def test_cp_async_misaligned() -> None:
         run(WHERE + "cp.async.ca.shared.global [r3], [d3+2], 4;", None, np.zeros(64, np.uint32))
 
 
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        ("cp.async.ca.shared.global [r3], [d3], 4, p", 4),
+        ("cp.async.ca.shared.global.L2::cache_hint [r3], [d3], 4, p, d5", 4),
+        ("cp.async.cg.shared.global [r3], [d3], 16, !p", 16),
+        ("cp.async.cg.shared.global.L2::cache_hint [r3], [d3], 16, !p, d5", 16),
+    ],
+)
+@pytest.mark.parametrize("ignored", [0, 5, 32])
+def test_cp_async_ignores_its_source(form: str, size: int, ignored: int) -> None:
+    """The lanes of the predicate get zeros."""
+    source = np.arange(1, 129, dtype=np.uint32)
+    body = f"""
+    {WHERE}
+    mul.wide.u32 d3, r0, {size};
+    add.u64 d3, d2, d3;
+    mad.lo.u32 r3, r0, {size}, r2;
+    setp.{"ge" if "!p" in form else "lt"}.u32 p, r0, {ignored};
+    {form};
+    cp.async.wait_all;
+    ld.shared.u32 r4, [r3];
+    st.global.u32 [d1], r4;
+    """
+    want = source[:: size // 4][:32].copy()
+    want[:ignored] = 0
+    assert run(body, None, source).tolist() == want.tolist()
+
+
 def test_a_group_that_is_not_waited_for() -> None:
     """With wait_group 1 the newest group is still on the way: late completion shows what a missing wait would read."""
     body = (

@@ -21,19 +21,38 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def exactly(function: Callable[..., Any], *numbers: float) -> Any:
+class Down(float):
+    """A number rounded down: what cancels is -0."""
+
+    def __add__(self, other: float) -> Down:
+        total = float(self) + float(other)
+        cancels = total == 0 and math.copysign(1, self) != math.copysign(1, other)
+        return Down(-0.0 if cancels else total)
+
+    def __sub__(self, other: float) -> Down:
+        return self + -float(other)
+
+    def __mul__(self, other: float) -> Down:
+        return Down(float(self) * float(other))
+
+
+def exactly(function: Callable[..., Any], *numbers: float, rounding: str = "rn") -> Any:
     """The function of exact fractions; of floats where one is special or the result is zero, whose sign counts."""
     if all(math.isfinite(x) for x in numbers):
         with contextlib.suppress(ZeroDivisionError):
             if found := function(*map(Fraction, numbers)):
                 return found
+            if rounding == "rm" and function in (*OPERATIONS.values(), fused):
+                return float(function(*map(Down, numbers)))
     with np.errstate(all="ignore"):
         return float(function(*map(np.float64, numbers)))
 
 
 def rounded(kind: str, rounding: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with one rounding to the type."""
-    return lambda *numbers: decode_number(kind, to_float(exactly(function, *numbers), kind, rounding))
+    return lambda *numbers: decode_number(
+        kind, to_float(exactly(function, *numbers, rounding=rounding), kind, rounding)
+    )
 
 
 def flush(kind: str, x: float) -> float:
@@ -164,6 +183,37 @@ CASES = [*arithmetic_cases(), *sign_cases(), *division_cases()]
 @pytest.mark.parametrize("each", CASES, ids=str)
 def test_form(each: Case) -> None:
     check(each, samples(each.sources, seed=len(each.instruction)))
+
+
+ONE, MINUS_ONE, ZERO, MINUS_ZERO = 0x3F800000, 0xBF800000, 0, 0x80000000
+
+
+@pytest.mark.parametrize(
+    ("instruction", "operands", "want"),
+    [
+        ("add.rm.f32 d, a, b", (ONE, MINUS_ONE), MINUS_ZERO),
+        ("add.rp.f32 d, a, b", (ONE, MINUS_ONE), ZERO),
+        ("add.rm.f32 d, a, b", (ZERO, MINUS_ZERO), MINUS_ZERO),
+        ("add.rm.f32 d, a, b", (ZERO, ZERO), ZERO),
+        ("sub.rm.f32 d, a, b", (ONE, ONE), MINUS_ZERO),
+        ("sub.rz.f32 d, a, b", (ONE, ONE), ZERO),
+        ("fma.rm.f32 d, a, b, c", (ONE, ONE, MINUS_ONE), MINUS_ZERO),
+        ("fma.rn.f32 d, a, b, c", (ONE, ONE, MINUS_ONE), ZERO),
+        ("fma.rm.f32 d, a, b, c", (ZERO, ONE, ZERO), ZERO),
+    ],
+)
+def test_the_sign_of_a_zero(instruction: str, operands: tuple[int, ...], want: int) -> None:
+    """Numbers that cancel give -0 when rounding down, +0 otherwise."""
+    got = execute(instruction, "f32", *(("f32", [x] * 32) for x in operands))
+    assert got.tolist() == [want] * 32
+
+
+@pytest.mark.parametrize(
+    "instruction", ["add.f16 d, a, b", "mul.f16 d, a, b", "fma.rn.f16 d, a, b, b", "max.NaN.f16 d, a, b"]
+)
+def test_half_precision_nans_are_canonical(instruction: str) -> None:
+    got = execute(instruction, "f16", ("f16", [0xFE01] * 32), ("f16", [0x3C00] * 32))
+    assert got.tolist() == [0x7FFF] * 32
 
 
 # Approximate instructions are held to the error that the manual allows them.

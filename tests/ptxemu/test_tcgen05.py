@@ -489,16 +489,16 @@ def test_plain_mma_of_a_pair() -> None:
     np.testing.assert_array_equal(got[rows].view(np.float32), (a @ b.T)[rows])
 
 
-def test_scale_input_d() -> None:
-    """D = A B + D / 2^scale, with and without a mask of lanes."""
+@pytest.mark.parametrize(("first", "then"), [("!accumulate", "accumulate"), ("0", "1")])
+def test_scale_input_d(first: str, then: str) -> None:
+    """D = A B + D / 2^scale, with and without a mask of lanes; enable-input-d is a predicate or a constant."""
     a, b, image, desc_a, desc_b, bits = plain_operands("f16", 0, 16, 128, 8)
     body = f"""
     {constants(d10=desc_a, d11=desc_b, r40=bits, r41=0)}
-    setp.ne.u32 accumulate, r2, r2;
-    @one tcgen05.mma.cta_group::1.kind::f16 [r2], d10, d11, r40, accumulate;
     setp.eq.u32 accumulate, r2, r2;
-    @one tcgen05.mma.cta_group::1.kind::f16 [r2], d10, d11, r40, accumulate, 2;
-    @one tcgen05.mma.cta_group::1.kind::f16 [r2], d10, d11, r40, {{r41, r41, r41, r41}}, accumulate, 1;
+    @one tcgen05.mma.cta_group::1.kind::f16 [r2], d10, d11, r40, {first};
+    @one tcgen05.mma.cta_group::1.kind::f16 [r2], d10, d11, r40, {then}, 2;
+    @one tcgen05.mma.cta_group::1.kind::f16 [r2], d10, d11, r40, {{r41, r41, r41, r41}}, {then}, 1;
     {COMMIT} {WAIT}
     """
     np.testing.assert_array_equal(launch(body, image)[0].view(np.float32), a @ b.T * 1.625)

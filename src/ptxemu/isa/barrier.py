@@ -11,6 +11,10 @@ from ptxemu.machine.lanes import FULL, LANES, lanes
 from ptxemu.machine.signal import Wait
 from ptxemu.machine.warp import Warp
 
+WHICH = {"a": "u32", "b": "u32"}
+POPC = {"d": "u32", "a": "u32", "c": "pred"}
+TEST = {"d": "pred", "a": "u32", "c": "pred"}
+
 
 def _barrier(w: Warp, m: int, a: Value, b: Value) -> tuple[NamedBarrier, int | None]:
     """The barrier that the operands name, and how many threads it is for."""
@@ -27,35 +31,35 @@ def _arrivals(w: Warp, m: int) -> int:
     return LANES if m == w.alive else m.bit_count()
 
 
-@warp("bar{.cta}.sync a{, b}", converge="aligned")
-@warp("barrier{.cta}.sync{.aligned} a{, b}")
+@warp("bar{.cta}.sync a{, b}", WHICH, converge="aligned")
+@warp("barrier{.cta}.sync{.aligned} a{, b}", WHICH)
 def sync(w: Warp, m: int, a: Value, b: Value = None) -> Generator[Wait, None, None]:
     """PTX 'bar, barrier'.  Arrives and waits."""
     barrier, count = _barrier(w, m, a, b)
     yield barrier.wait(barrier.arrive(_arrivals(w, m), count))
 
 
-@warp("bar{.cta}.arrive a, b", converge="aligned")
-@warp("barrier{.cta}.arrive{.aligned} a, b")
+@warp("bar{.cta}.arrive a, b", WHICH, converge="aligned")
+@warp("barrier{.cta}.arrive{.aligned} a, b", WHICH)
 def arrive(w: Warp, m: int, a: Value, b: Value) -> None:
     """PTX 'bar, barrier'.  Arrives and goes on."""
     barrier, count = _barrier(w, m, a, b)
     barrier.arrive(_arrivals(w, m), count)
 
 
-@warp("bar{.cta}.red.popc.u32 d, a, c", converge="aligned")
-@warp("barrier{.cta}.red.popc{.aligned}.u32 d, a, c")
-@warp("bar{.cta}.red.op.pred d, a, c", op="and or", converge="aligned")
-@warp("barrier{.cta}.red.op{.aligned}.pred d, a, c", op="and or")
+@warp("bar{.cta}.red.popc.u32 d, a, c", POPC, converge="aligned")
+@warp("barrier{.cta}.red.popc{.aligned}.u32 d, a, c", POPC)
+@warp("bar{.cta}.red.op.pred d, a, c", TEST, op="and or", converge="aligned")
+@warp("barrier{.cta}.red.op{.aligned}.pred d, a, c", TEST, op="and or")
 def reduce(w: Warp, m: int, a: Value, c: int, *, op: str = "popc") -> Generator[Wait, None, int]:
     """PTX 'bar, barrier'.  Waits, and reduces a predicate."""
     return (yield from _reduce(w, m, a, None, c, op))
 
 
-@warp("bar{.cta}.red.popc.u32 d, a, b, c", converge="aligned")
-@warp("barrier{.cta}.red.popc{.aligned}.u32 d, a, b, c")
-@warp("bar{.cta}.red.op.pred d, a, b, c", op="and or", converge="aligned")
-@warp("barrier{.cta}.red.op{.aligned}.pred d, a, b, c", op="and or")
+@warp("bar{.cta}.red.popc.u32 d, a, b, c", POPC | WHICH, converge="aligned")
+@warp("barrier{.cta}.red.popc{.aligned}.u32 d, a, b, c", POPC | WHICH)
+@warp("bar{.cta}.red.op.pred d, a, b, c", TEST | WHICH, op="and or", converge="aligned")
+@warp("barrier{.cta}.red.op{.aligned}.pred d, a, b, c", TEST | WHICH, op="and or")
 def reduce_some(w: Warp, m: int, a: Value, b: Value, c: int, *, op: str = "popc") -> Generator[Wait, None, int]:
     """PTX 'bar, barrier'.  As above, of b threads."""
     return (yield from _reduce(w, m, a, b, c, op))

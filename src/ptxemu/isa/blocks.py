@@ -66,7 +66,7 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
 
     widths: the bits of each register; gets those that splitting adds.
     """
-    code = split_pairs([decode(i) if isinstance(i, Instruction) else i for i in function.body], widths)
+    code = split_pairs([_decoded(i, widths) if isinstance(i, Instruction) else i for i in function.body], widths)
     numbers = {name: number for number, name in enumerate(widths)}
     blocks: list[Plan] = [Plan(0)]
     places: dict[str, int] = {}
@@ -106,6 +106,12 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
         block.jump = _resolve(block.jump, found, places, function)
     _live(blocks, numbers)
     return blocks
+
+
+def _decoded(item: Instruction, widths: Mapping[str, int]) -> Decoded:
+    if item.guard is not None and widths[item.guard.name] != 1:
+        raise ParseError(f"line {item.line}: the guard `{item.guard.name}` is no predicate: {item.text}")
+    return decode(item, widths)
 
 
 def _resolve(jump: Jump | None, found: Decoded, places: Mapping[str, int], function: Function) -> Jump:

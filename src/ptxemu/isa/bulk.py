@@ -386,6 +386,7 @@ def bulk_store(w: Warp, m: int, to: int, at: int, size: int) -> None:
 
 @thread(
     "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.cp_mask [to], [at], size{, policy}, bytes",
+    {"bytes": "b16"},
 )
 def bulk_store_masked(w: Warp, m: int, to: int, at: int, size: int, bytes: int) -> None:
     """PTX 'cp.async.bulk'.  With .cp_mask: of each 16 bytes, those whose bit is set in the mask."""

@@ -14,15 +14,17 @@ from ptxemu.machine.lanes import FULL, LANES, bools, first, pack
 from ptxemu.machine.warp import Warp
 
 _LANE = np.arange(LANES)
+SHFL = {"d": "b32", "a": "b32", "b": "b32", "c": "b32"}
+MATCH = {"d": "b32", "a": "type"}
 
 
-@warp("shfl.sync.mode.b32 d, a, b, c, membermask", {"a": "b32"}, mode="up down bfly idx", converge="membermask")
+@warp("shfl.sync.mode.b32 d, a, b, c, membermask", SHFL, mode="up down bfly idx", converge="membermask")
 def shfl(w: Warp, m: int, a: Value, b: Value, c: Value, membermask: Value, *, mode: str) -> Value:
     """PTX 'shfl.sync'.  d = a of another lane."""
     return _shfl(m, a, b, c, mode)[0]
 
 
-@warp("shfl.sync.mode.b32 d|p, a, b, c, membermask", {"a": "b32"}, mode="up down bfly idx", converge="membermask")
+@warp("shfl.sync.mode.b32 d|p, a, b, c, membermask", SHFL, mode="up down bfly idx", converge="membermask")
 def shfl_inside(w: Warp, m: int, a: Value, b: Value, c: Value, membermask: Value, *, mode: str) -> tuple[Value, int]:
     """PTX 'shfl.sync'.  p: whether that lane is in the segment."""
     return _shfl(m, a, b, c, mode)
@@ -50,20 +52,25 @@ def _shfl(m: int, a: Value, b: Value, c: Value, mode: str) -> tuple[Value, int]:
     return (a if whole(a) else a[source]), pack(np.broadcast_to(inside, LANES))
 
 
-@warp("vote.sync.mode.pred d, a, membermask", mode="all any uni", converge="membermask")
+@warp(
+    "vote.sync.mode.pred d, a, membermask",
+    {"d": "pred", "a": "pred"},
+    mode="all any uni",
+    converge="membermask",
+)
 def vote(w: Warp, m: int, a: int, membermask: Value, *, mode: str) -> int:
     """PTX 'vote.sync'."""
     holds = {"all": a & m == m, "any": a & m != 0, "uni": a & m in (0, m)}[mode]
     return FULL if holds else 0
 
 
-@warp("vote.sync.ballot.b32 d, a, membermask", converge="membermask")
+@warp("vote.sync.ballot.b32 d, a, membermask", {"d": "b32", "a": "pred"}, converge="membermask")
 def ballot(w: Warp, m: int, a: int, membermask: Value) -> int:
     """PTX 'vote.sync'.  The lanes whose predicate holds."""
     return a & m & w.members(membermask, m)
 
 
-@warp("match.any.sync.type d, a, membermask", {"a": "type"}, type="b32 b64", converge="membermask")
+@warp("match.any.sync.type d, a, membermask", MATCH, type="b32 b64", converge="membermask")
 def match_any(w: Warp, m: int, a: Value, membermask: Value) -> Value:
     """PTX 'match.sync'.  The lanes with the same value."""
     if whole(a):
@@ -71,20 +78,20 @@ def match_any(w: Warp, m: int, a: Value, membermask: Value) -> Value:
     return np.array([pack(a == a[lane]) & m for lane in range(LANES)], np.uint32)
 
 
-@warp("match.all.sync.type d|p, a, membermask", {"a": "type"}, type="b32 b64", converge="membermask")
+@warp("match.all.sync.type d|p, a, membermask", MATCH, type="b32 b64", converge="membermask")
 def match_all(w: Warp, m: int, a: Value, membermask: Value) -> tuple[int, int]:
     """PTX 'match.sync'.  Whether all have the same value."""
     same = whole(a) or pack(a == a[first(m)]) & m == m
     return (m, FULL) if same else (0, 0)
 
 
-@warp("activemask.b32 d")
+@warp("activemask.b32 d", "b32")
 def activemask(w: Warp, m: int) -> int:
     """PTX 'activemask'."""
     return m
 
 
-@warp("elect.sync d|p, membermask", converge="membermask")
+@warp("elect.sync d|p, membermask", {"d": "b32"}, converge="membermask")
 def elect(w: Warp, m: int, membermask: Value) -> tuple[int, int]:
     """PTX 'elect.sync'.  The lowest lane leads."""
     leader = first(m)
@@ -109,7 +116,7 @@ def redux(w: Warp, m: int, a: Value, membermask: Value, *, op: str, type: str) -
     return int(_REDUCE[op](values)) & 0xFFFFFFFF
 
 
-@warp("redux.sync.op{.abs}{.NaN}.f32 d, a, membermask", {"a": "f32"}, op="min max", converge="membermask")
+@warp("redux.sync.op{.abs}{.NaN}.f32 d, a, membermask", {"d": "f32", "a": "f32"}, op="min max", converge="membermask")
 def redux_float(w: Warp, m: int, a: Value, membermask: Value, *, op: str, abs: bool, NaN: bool) -> int:
     """PTX 'redux.sync'."""
     values = _members(a, m).view(np.float32)

@@ -78,12 +78,23 @@ def from_integer(a: Value, *, rnd: str, sat: bool, dtype: str, atype: str) -> Va
         result = a.astype(np.float32)  # in one rounding, which a double between would not be
         return np.clip(result, 0, 1) if sat else result
     values = a.astype(np.float64)
+    if bits_of(atype) == 64 and dtype == "f64" and rnd != "rn":
+        values = _directed(values, a, rnd)
     if rnd == "rn" and dtype in ("f16", "f32") and not sat and bits_of(atype) < 64:
         return values.astype(np.float16 if dtype == "f16" else np.float32)
     if bits_of(atype) == 64 and dtype != "f64":
         exact = values.astype(object) == a.astype(object)
         values = np.where(exact.astype(np.bool_), values, _sticky(values, a))
     return _code(np.clip(values, 0, 1) if sat else values, dtype, rnd)
+
+
+def _directed(values: Value, a: Value, rnd: str) -> Value:
+    """Doubles nearest to integers of 64 bits, moved to the neighbour where the rounding asks for the other side."""
+    floats, exact = values.astype(object), a.astype(object)  # Python compares an int with a float exactly
+    below, above = (floats < exact).astype(np.bool_), (floats > exact).astype(np.bool_)
+    down = above & (values > 0) if rnd == "rz" else above & (rnd == "rm")
+    up = below & (values < 0) if rnd == "rz" else below & (rnd == "rp")
+    return np.where(down, np.nextafter(values, -np.inf), np.where(up, np.nextafter(values, np.inf), values))
 
 
 def _sticky(values: Value, a: Value) -> Value:

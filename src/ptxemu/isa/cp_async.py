@@ -9,11 +9,13 @@ import functools
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ptxemu.errors import LaunchError, MemoryFault
 from ptxemu.isa.engine import Value, warp
 from ptxemu.isa.mbarrier import barrier_at
 from ptxemu.isa.operands import each
-from ptxemu.machine.lanes import lanes
+from ptxemu.machine.lanes import bools, lanes
 from ptxemu.machine.mbarrier import Mbarrier
 from ptxemu.machine.queue import Operation
 from ptxemu.machine.signal import Wait
@@ -61,7 +63,15 @@ def _groups(w: Warp) -> Groups:
 
 
 TYPES = {"size": "u32", "source_size": "u32"}
+IGNORE = {"size": "u32", "ignore": "pred"}
 SPACE = "shared shared::cta"
+
+
+def _taken(m: int, size: Value, ignore: int) -> Value:
+    """The source sizes of the lanes, of which those of the predicate `ignore` read nothing."""
+    if not ignore & m:
+        return size
+    return 0 if ignore & m == m else np.where(bools(ignore), 0, size).astype(np.uint32)
 
 
 @warp("cp.async.ca.space.global{.prefetch} [dst], [src], size{, source_size}", TYPES, space=SPACE, prefetch=PREFETCH)
@@ -88,6 +98,30 @@ def copy_with_policy(
 ) -> None:
     """PTX 'cp.async'.  With a cache policy, which changes nothing here."""
     _copy(w, m, dst, src, size, source_size, (4, 8, 16) if cache == "ca" else (16,))
+
+
+@warp("cp.async.ca.space.global{.prefetch} [dst], [src], size, ignore", IGNORE, space=SPACE, prefetch=PREFETCH)
+@warp(
+    "cp.async.ca.space.global.L2::cache_hint{.prefetch} [dst], [src], size, ignore, policy",
+    IGNORE,
+    space=SPACE,
+    prefetch=PREFETCH,
+)
+def copy_ca_unless(w: Warp, m: int, dst: Value, src: Value, size: Value, ignore: int) -> None:
+    """PTX 'cp.async'.  Zeros where the predicate ignore-src holds."""
+    _copy(w, m, dst, src, size, _taken(m, size, ignore), (4, 8, 16))
+
+
+@warp("cp.async.cg.space.global{.prefetch} [dst], [src], size, ignore", IGNORE, space=SPACE, prefetch=PREFETCH)
+@warp(
+    "cp.async.cg.space.global.L2::cache_hint{.prefetch} [dst], [src], size, ignore, policy",
+    IGNORE,
+    space=SPACE,
+    prefetch=PREFETCH,
+)
+def copy_cg_unless(w: Warp, m: int, dst: Value, src: Value, size: Value, ignore: int) -> None:
+    """PTX 'cp.async'.  As with .ca, 16 bytes."""
+    _copy(w, m, dst, src, size, _taken(m, size, ignore), (16,))
 
 
 def _copy(w: Warp, m: int, dst: Value, src: Value, size: int, source_size: Value, allowed: tuple[int, ...]) -> None:

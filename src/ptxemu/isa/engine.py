@@ -26,12 +26,13 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ptxemu.errors import UnknownInstruction
+from ptxemu.errors import ParseError, UnknownInstruction
+from ptxemu.isa.fit import misfit
 from ptxemu.text.module import Address, Instruction, Operand, Pair, Vector
 
 __all__ = ["Decoded", "Form", "Value", "decode", "flow", "forms", "lanes", "thread", "warp"]
@@ -40,6 +41,9 @@ Value = Any  # a uniform int, or a numpy array of 32 lanes; predicates are an in
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOKEN = re.compile(r"\{|\}|\.[A-Za-z0-9_:]+")
+# Operand names that mean the same wherever the syntax has them.
+_USUAL = {"p": "pred", "cf": "pred", "carry": "pred", "membermask": "b32", "policy": "b64", "r": "b32"}
+_USUAL |= dict.fromkeys(("count", "size", "columns", "offset"), "u32")
 _FORMS: dict[str, list[Form]] = {}  # by base opcode
 
 
@@ -74,6 +78,12 @@ class Form:
     @property
     def summary(self) -> str:
         return (inspect.getdoc(self.function) or "").replace("\n", " ")
+
+    def type_of(self, operand: str, modifiers: Mapping[str, str | bool | None]) -> str | None:
+        """The PTX type of the named operand under these modifiers; None when the form gives it none."""
+        spec = self.operand_types.get(operand, "type")
+        found = modifiers.get(spec, spec)
+        return None if found == "type" or found is None else str(found)
 
     @property
     def blocking(self) -> bool:
@@ -114,11 +124,7 @@ class Decoded:
 
     def type_of(self, operand: str) -> str | None:
         """The PTX type of the named operand: what the form says, by default its `.type`; None when it has none."""
-        spec = self.form.operand_types.get(operand, "type")
-        found = self.modifiers.get(spec, spec)
-        if found == "type" or found is None:
-            return None
-        return str(found)
+        return self.form.type_of(operand, self.modifiers)
 
 
 def lanes(
@@ -127,7 +133,7 @@ def lanes(
     """A lane-wise function of numbers.
 
     operands: types of operands that are not of the instruction's `.type`: a type, or the name of another choice; one
-    string for all of them.
+    string for all of them.  those in `_USUAL` need not be listed.
     choices: for each `.name` of the syntax its allowed values, separated by spaces.
     ints=True: the function is right when only some operands are arrays; otherwise it gets either ints or arrays alone.
     """
@@ -195,6 +201,7 @@ def _make(
         raise TypeError(f"{syntax}: {function.__name__} takes {unknown}, which the opcode does not name")
     if unknown := [name for name in operands if name not in names]:
         raise TypeError(f"{syntax}: types given for {unknown}, which the syntax does not name")
+    operands = {name: kind for name, kind in _USUAL.items() if name in names} | dict(operands)
     if not (function.__doc__ or "").startswith("PTX '"):
         raise TypeError(f"{syntax}: the docstring of {function.__name__} has to begin with its section: PTX '...'")
     return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge)
@@ -268,16 +275,22 @@ def decode_opcode(opcode: str) -> tuple[tuple[Form, Mapping[str, str | bool | No
     return tuple(found)
 
 
-def decode(instruction: Instruction) -> Decoded:
+def decode(instruction: Instruction, widths: Mapping[str, int] | None = None) -> Decoded:
     """Looks the instruction up in the table.
 
-    Raises UnknownInstruction, naming the line, the text and the nearest known form.
+    widths: the bits of each register, 1 for a predicate, by which operands are checked; None: they are not.
+    Raises UnknownInstruction, naming the line, the text and the nearest known form; ParseError, with line and text,
+    where a form has these operands but not of these kinds, widths or lengths.
     """
+    reasons: list[str] = []
     for form, modifiers in decode_opcode(instruction.opcode):
         for variant in form.variants:
             bound = _bind(variant, instruction.operands)
-            if bound is not None and form.kind == "lanes" and any(isinstance(o, Vector) for o in bound.values()):
-                continue
+            if bound is not None and widths is not None:
+                slots = _slots(form, modifiers, variant, bound)
+                if reason := misfit(instruction.opcode, slots, "vec" in form.choices, widths):
+                    reasons.append(reason)
+                    continue
             if bound is not None:
                 results = _results(variant, form.sources)
                 return Decoded(
@@ -288,10 +301,24 @@ def decode(instruction: Instruction) -> Decoded:
                     tuple(bound[name] for name in results),
                     results,
                 )
+    if reasons:
+        raise ParseError(f"line {instruction.line}: {reasons[0]}: {instruction.text}")
     raise UnknownInstruction(
         f"line {instruction.line}: unknown instruction `{instruction.text}`; the nearest known form is "
         f"`{nearest(instruction.opcode)}`"
     )
+
+
+def _slots(
+    form: Form, modifiers: Mapping[str, str | bool | None], variant: tuple[Slot, ...], bound: Mapping[str, Operand]
+) -> Iterator[tuple[str, str | None, Operand]]:
+    """The operands with the shape and the type of their slots, as `misfit` takes them."""
+    for slot in variant:
+        for place, name in enumerate(slot.names):
+            if slot.shape == "address":
+                yield "part" if place else "address", None, bound[name]
+            else:
+                yield slot.shape, form.type_of(name, modifiers), bound[name]
 
 
 def _results(variant: tuple[Slot, ...], sources: tuple[str, ...]) -> tuple[str, ...]:
@@ -318,7 +345,7 @@ def _bind(variant: tuple[Slot, ...], operands: tuple[Operand, ...]) -> dict[str,
             if not isinstance(operand, Pair):
                 return None
             bound.update(zip(slot.names, (operand.first, operand.second), strict=True))
-        elif isinstance(operand, Address | Pair) or (slot.shape == "vector" and not isinstance(operand, Vector)):
+        elif isinstance(operand, Address | Pair) or (slot.shape == "vector") != isinstance(operand, Vector):
             return None
         else:
             bound[slot.names[0]] = operand

@@ -42,6 +42,14 @@ def _odd_sum(a: Value, b: Value) -> Value:
     return np.where(even, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
 
 
+def _sum(a: Value, b: Value, rnd: str | None) -> Value:
+    """As `_odd_sum`, with the zero of numbers that cancel negative under .rm."""
+    total = _odd_sum(a, b)
+    if rnd != "rm":
+        return total
+    return np.where((total == 0) & (np.signbit(a) != np.signbit(b)), -0.0, total)
+
+
 def _rounded(exact: Value, kind: Any, rnd: str | None) -> Value:
     """A double that stands for an exact value (see `_odd_sum`) as f32 or f16 under a rounding."""
     near = exact.astype(kind)
@@ -65,7 +73,7 @@ def _flush(a: Value, ftz: bool) -> Value:
 
 
 def _finish(result: Value, ftz: bool = False, sat: bool = False) -> Value:
-    """Flushes, saturates to [0, 1] (NaN to 0), and gives f32 NaNs the canonical bits."""
+    """Flushes, saturates to [0, 1] (NaN to 0), and gives f32 and f16 NaNs the canonical bits."""
     result = _flush(result, ftz)
     if sat:
         result = np.where(np.isnan(result), 0, np.clip(result, 0, 1)).astype(result.dtype)
@@ -73,13 +81,15 @@ def _finish(result: Value, ftz: bool = False, sat: bool = False) -> Value:
         square = result.dot(result)
         if square != square:
             result = np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32)).view(np.float32)
+    elif result.dtype == np.float16 and np.isnan(result).any():
+        result = np.where(np.isnan(result), np.uint16(0x7FFF), result.view(np.uint16)).view(np.float16)
     return result
 
 
-def _exact(operation: str, a: Value, b: Value) -> Value:
+def _exact(operation: str, a: Value, b: Value, rnd: str | None = None) -> Value:
     """A sum or product of f32 or f16 as a double for `_rounded`."""
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    return wide_a * wide_b if operation == "mul" else _odd_sum(wide_a, wide_b)
+    return wide_a * wide_b if operation == "mul" else _sum(wide_a, wide_b, rnd)
 
 
 # add, sub, mul, fma
@@ -90,7 +100,7 @@ def _exact(operation: str, a: Value, b: Value) -> Value:
 def add(a: Value, b: Value, *, rnd: str | None, ftz: bool = False, sat: bool = False) -> Value:
     """PTX 'Floating Point Instructions: add'."""
     a, b = _flush(a, ftz), _flush(b, ftz)
-    result = a + b if rnd in (None, "rn") else _rounded(_exact("add", a, b), a.dtype.type, rnd)
+    result = a + b if rnd in (None, "rn") else _rounded(_exact("add", a, b, rnd), a.dtype.type, rnd)
     return _finish(result, ftz, sat)
 
 
@@ -116,7 +126,8 @@ def mul(a: Value, b: Value, *, rnd: str | None, ftz: bool = False, sat: bool = F
 def fma(a: Value, b: Value, c: Value, *, rnd: str, ftz: bool, sat: bool, relu: bool = False) -> Value:
     """PTX 'Floating Point Instructions: fma'.  a * b + c, rounded once."""
     a, b, c = _flush(a, ftz), _flush(b, ftz), _flush(c, ftz)
-    exact = _odd_sum(*np.broadcast_arrays(_exact("mul", a, b), c.astype(np.float64)))
+    product, addend = np.broadcast_arrays(_exact("mul", a, b), c.astype(np.float64))
+    exact = _sum(product, addend, rnd)
     result = _finish(_rounded(exact, a.dtype.type, rnd), ftz, sat)
     return _relu(result) if relu else result
 

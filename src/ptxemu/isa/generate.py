@@ -349,10 +349,7 @@ class _Generator:
         function = self.bound_function(found)
         values = ["w", mask]
         for name, operand in zip(found.form.sources, found.sources, strict=True):
-            kind = found.form.operand_types.get(name)
-            typed = kind or (isinstance(operand, Immediate) and operand.float_bits)
-            bits = bits_of(found.type_of(name) or "b32") if typed else None
-            values.append(self.value(operand, bits))
+            values.append(self.value(operand, _constant_bits(found, name, operand)))
         return f"{function}({', '.join(values)})"
 
     def bound_function(self, found: Decoded) -> str:
@@ -418,6 +415,15 @@ def _block(p: Plan) -> Block:
         live.append(index - 1)
         bits >>= skip
     return Block(p.index, tuple(lines), tuple(live), tuple(opcodes))
+
+
+def _constant_bits(found: Decoded, name: str, operand: Operand | None) -> int | None:
+    """The width that an operand's constants are for; None where the form does not say: as written."""
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if name not in found.form.operand_types and not any(isinstance(i, Immediate) and i.float_bits for i in items):
+        return None
+    bits = bits_of(found.type_of(name) or "b32")
+    return bits // len(items) if found.form.opcode == "mov" else bits
 
 
 def _add_offset(value: Any, offset: int, width: int) -> Any:

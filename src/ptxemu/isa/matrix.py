@@ -26,11 +26,11 @@ def _rows(num: str) -> int:
     return (1 << 8 * int(num[1:])) - 1
 
 
-@warp("ldmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 r, [p]", num=NUM, ss=SHARED)
-def ldmatrix(w: Warp, m: int, p: Value, *, num: str, trans: bool, ss: str | None) -> list[Value]:
+@warp("ldmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 <r>, [a]", "b32", num=NUM, ss=SHARED)
+def ldmatrix(w: Warp, m: int, a: Value, *, num: str, trans: bool, ss: str | None) -> list[Value]:
     """PTX 'Warp-level matrix load instruction: ldmatrix'.  Lane 8i + r gives the address of row r of matrix i."""
     mask = _rows(num)
-    space, address = w.space(ss or "", p, mask)
+    space, address = w.space(ss or "", a, mask)
     words = np.empty((LANES, 4), np.uint32)
     for column, word in enumerate(space.load(address, 4, 4, mask, w)):
         words[:, column] = word
@@ -38,11 +38,11 @@ def ldmatrix(w: Warp, m: int, p: Value, *, num: str, trans: bool, ss: str | None
     return [_transposed(f) for f in fragments] if trans else fragments
 
 
-@warp("stmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 [p], r", num=NUM, ss=SHARED)
-def stmatrix(w: Warp, m: int, p: Value, r: tuple[Value, ...], *, num: str, trans: bool, ss: str | None) -> None:
+@warp("stmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 [a], <r>", "b32", num=NUM, ss=SHARED)
+def stmatrix(w: Warp, m: int, a: Value, r: tuple[Value, ...], *, num: str, trans: bool, ss: str | None) -> None:
     """PTX 'Warp-level matrix store instruction: stmatrix'.  Lane 8i + r gives the address of row r of matrix i."""
     mask = _rows(num)
-    space, address = w.space(ss or "", p, mask)
+    space, address = w.space(ss or "", a, mask)
     words = np.zeros((LANES, 4), np.uint32)
     for i, register in enumerate(r):
         fragment = np.full(LANES, register, np.uint32) if whole(register) else register
@@ -50,7 +50,7 @@ def stmatrix(w: Warp, m: int, p: Value, r: tuple[Value, ...], *, num: str, trans
     space.store(address, list(np.ascontiguousarray(words.T)), 4, mask, w)
 
 
-@warp("movmatrix.sync.aligned.m8n8.trans.b16 d, a")
+@warp("movmatrix.sync.aligned.m8n8.trans.b16 d, a", "b32")
 def movmatrix(w: Warp, m: int, a: Value) -> Value:
     """PTX 'Warp-level matrix transpose instruction: movmatrix'."""
     return _transposed(np.full(LANES, a, np.uint32) if whole(a) else a)

@@ -227,7 +227,7 @@ def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: s
 
 
 @warp(
-    "red{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type [a], b{, policy}",
+    "red{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type [a], <b>{, policy}",
     sem="relaxed release",
     scope=SCOPES,
     op="add min max",

@@ -22,7 +22,7 @@ def mov(a: Value) -> Value:
     return a
 
 
-@warp("mov.b128 <d>, a")
+@warp("mov.b128 <d>, a", "b128")
 def unpack_128(w: Warp, m: int, a: Value, *, parts: int) -> list[Value]:
     """PTX 'mov'.  128 bits to the elements of a vector, low ones first."""
     low, high = a or (0, 0)
@@ -31,13 +31,13 @@ def unpack_128(w: Warp, m: int, a: Value, *, parts: int) -> list[Value]:
     )
 
 
-@warp("mov.b128 d, <a>")
+@warp("mov.b128 d, <a>", "b128")
 def pack_128(w: Warp, m: int, a: tuple[Value, ...]) -> Value:
     """PTX 'mov'.  The elements of a vector to 128 bits, low ones first."""
     return a if len(a) == 2 else (pack_bits(w, m, a[:2], type="b64"), pack_bits(w, m, a[2:], type="b64"))
 
 
-@warp("mov.b128 d, a")
+@warp("mov.b128 d, a", "b128")
 def mov_b128(w: Warp, m: int, a: Value) -> Value:
     """PTX 'mov'.  d = a, of 128 bits; also packs from or into a vector."""
     return a
@@ -122,20 +122,20 @@ def _prmt_mode(a: int, b: int, c: int, *, mode: str) -> int:
     return int(_prmt(a, b, _ORDERS[mode][c & 3]))
 
 
-@warp("cvta.space.u64 d, a", space="shared shared::cta shared::cluster local")
+@warp("cvta.space.u64 d, a", "u64", space="shared shared::cta shared::cluster local")
 def cvta(w: Warp, m: int, a: Value, *, space: str) -> Value:
     """PTX 'cvta'.  The generic address of one in a space."""
     window = LOCAL_WINDOW if space == "local" else SHARED_WINDOW
     return a + window if whole(a) else a.astype(np.uint64) + np.uint64(window)
 
 
-@warp("cvta{.to}.space.u64 d, a", space="global const param param::entry param::func")
+@warp("cvta{.to}.space.u64 d, a", "u64", space="global const param param::entry param::func")
 def cvta_same(w: Warp, m: int, a: Value) -> Value:
     """PTX 'cvta'.  Global, constant and parameter addresses are generic."""
     return a
 
 
-@warp("cvta.to.space.u64 d, a", space="shared shared::cta shared::cluster local")
+@warp("cvta.to.space.u64 d, a", "u64", space="shared shared::cta shared::cluster local")
 def cvta_to(w: Warp, m: int, a: Value) -> Value:
     """PTX 'cvta'.  The address in a space of a generic one."""
     return a & 0xFFFFFFFF if whole(a) else a & np.uint64(0xFFFFFFFF)

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
 
-@warp(
-    "st.async{.order}{.ss}.mbarrier::complete_tx::bytes{.vec}.type [a], b, [mbar]",
-    order="weak cluster",
-    ss="shared::cluster",
-    vec="v2 v4",
-    type="b32 b64 b128 u32 u64 s32 s64 f32 f64",
-)
-def st_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | None, vec: str | None, type: str) -> None:
+ST_ASYNC = "st.async{.order}{.ss}.mbarrier::complete_tx::bytes"
+STORES = {
+    "order": "weak cluster",
+    "ss": "shared::cluster",
+    "type": "b32 b64 b128 u32 u64 s32 s64 f32 f64",
+}
+
+
+@warp(f"{ST_ASYNC}.vec.type [a], <b>, [mbar]", vec="v2 v4", **STORES)
+@warp(f"{ST_ASYNC}.type [a], b, [mbar]", **STORES)
+def st_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | None, vec: str = "", type: str) -> None:
     """PTX 'st.async'.  Each thread's words, at a later time, and their bytes to the mbarrier of the same CTA."""
     values: list[Any] = list(b) if vec else [b]
     if type == "b128":

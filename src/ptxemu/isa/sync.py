@@ -187,7 +187,9 @@ def is_canceled(w: Warp, m: int, response: Value) -> int:
     return done
 
 
-@warp("clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 xyz, response", {"xyz": "b32", "response": "b128"})
+@warp(
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 <xyz>, response", {"xyz": "b32", "response": "b128"}
+)
 def first_ctaid(w: Warp, m: int, response: Value) -> list[Value]:
     """PTX 'clusterlaunchcontrol.query_cancel'.  The index of the cluster's first CTA and a number without meaning."""
     return [_first(w, m, response, axis) for axis in "xyz"] + [0]
@@ -215,13 +217,13 @@ def _shifted(word: Value) -> Value:
     return word >> 32 if type(word) is int else word >> word.dtype.type(32)
 
 
-@warp("setmaxnreg.action.sync.aligned.u32 count", action="inc dec")
+@warp("setmaxnreg.action.sync.aligned.u32 count", "u32", action="inc dec")
 def setmaxnreg(w: Warp, m: int, count: Value) -> None:
     """PTX 'setmaxnreg'.  A hint; registers are not limited here, so only the number is checked."""
     if count % 8 or not 24 <= count <= 256:
         raise LaunchError(f"setmaxnreg {count}: allowed are multiples of 8 from 24 to 256")
 
 
-@warp("nanosleep.u32 t")
+@warp("nanosleep.u32 t", "u32")
 def nanosleep(w: Warp, m: int, t: Value) -> None:
     """PTX 'nanosleep'.  Any delay from 0 to 2t is right."""

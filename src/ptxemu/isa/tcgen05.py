@@ -456,6 +456,7 @@ def _mma_scaled(w: Warp, m: int, op: tc.Mma, idesc: int, group: str, kind: str, 
 
 @thread(
     "tcgen05.commit.group.mbarrier::arrive::one{.space}{.multicast::cluster}.b64 [bar]{, mask}",
+    {"mask": "b16"},
     group=GROUP,
     space="shared::cluster",
 )
