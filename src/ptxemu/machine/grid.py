@@ -18,6 +18,7 @@ from ptxemu.machine.scheduler import TURN, Scheduler
 if TYPE_CHECKING:
     from ptxemu.machine.memory import GlobalMemory, Region, Watch
     from ptxemu.machine.program import Program
+    from ptxemu.machine.warp import Group
 
 __all__ = ["Grid", "Shape"]
 
@@ -74,7 +75,7 @@ class Grid:
         self.ended = self.ended_ctas = self.ended_warps = 0
         self.waits: list[tuple[str, int, int, int]] = []  # warp, PTX line, turns of its beginning and end
         self.random = random.Random(f"grid {seed}")
-        self.scheduler = Scheduler(queue, seed, self.progress)
+        self.scheduler = Scheduler(queue, seed, self.progress, self.parked)
         self.pending = self._places(cluster, fallback)
         self.random.shuffle(self.pending)  # no order of starting is promised
 
@@ -134,6 +135,11 @@ class Grid:
         """Grows with every effect that another warp could be waiting for."""
         shared = sum(c.shared.writes + c.barrier.generation for c in self.running)
         return self.effects + self.memory.writes + shared + self.queue.completed
+
+    def parked(self) -> list[Group]:
+        """The groups whose wait may end before what they wait for has come."""
+        warps = (warp for cluster in self.running for cta in cluster.ctas for warp in cta.warps)
+        return [g for warp in warps for g in warp.groups if g.wait is not None and g.wait.may_expire]
 
     def found(self, kind: str, message: str, warp: str) -> None:
         """Something is wrong, though the grid can go on."""
