@@ -95,3 +95,39 @@ def test_diverged_lanes_wait_for_each_other(schedule: str, seed: int) -> None:
         "setp.lt.u32 q, r0, 16", f"{arrive}\n setp.ge.u32 q, r0, 32;\n @q exit;\n setp.lt.u32 q, r0, 16"
     )
     assert run(both, block=64, schedule=schedule, seed=seed).tolist() == list(range(32))
+
+
+CLOCKS = ["%globaltimer", "%clock64"]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("delay", [100_000, 10_000_000_000])
+def test_a_loop_that_waits_for_time_ends(clock: str, delay: int) -> None:
+    body = f"""
+        mov.u64 d2, {clock};
+        add.u64 d2, d2, {delay};
+    W:  mov.u64 d3, {clock};
+        setp.lt.u64 p, d3, d2;
+        @p bra W;
+        st.global.u32 [d1], r0;"""
+    assert run(body).tolist() == list(range(32))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_try_wait_loop_with_a_timeout_ends(schedule: str) -> None:
+    body = f"""{BARRIERS}
+        mov.u64 d2, %globaltimer;
+        add.u64 d2, d2, 1000000;
+        mov.u32 r1, 1;
+    W:  {TRY.format("bar")} @p bra D;
+        mov.u64 d3, %globaltimer;
+        setp.lt.u64 q, d3, d2;
+        @q bra W;
+        mov.u32 r1, 2;
+    D:  st.global.u32 [d1], r1;"""
+    assert run(body, schedule=schedule).tolist() == [2] * 32
+
+
+def test_reading_the_clock_does_not_hide_a_deadlock() -> None:
+    with pytest.raises(ptxemu.Deadlock, match="spins"):
+        run("W: mov.u64 d3, %globaltimer;\n setp.eq.u64 p, d3, 0;\n ld.global.u32 r1, [d0];\n bra W;")

@@ -13,7 +13,7 @@ from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
 from ptxemu.machine.dependent import Release
 from ptxemu.machine.queue import Operation, Queue
-from ptxemu.machine.scheduler import TURN, Scheduler
+from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ptxemu.machine.memory import GlobalMemory, Region, Watch
@@ -146,8 +146,8 @@ class Grid:
         self.findings.append((kind, message, warp))
 
     def clock(self) -> int:
-        """A count that grows while warps run.  It says nothing about time on a device."""
-        return self.scheduler.turns * TURN
+        """A count that grows while warps run, and leaps when none gets on.  It is no time of a device."""
+        return self.scheduler.clock()
 
     def run(self) -> None:
         """Runs the grid to its end.

@@ -18,6 +18,7 @@ COLLECT = 1024  # turns between two collections of young garbage; the collector 
 PATIENCE = 64  # turns without any effect after which even "lazy" completes an asynchronous operation
 SUSPICION = 1024  # turns without any effect after which warps that keep running may be spinning for ever
 STATES = 1 << 17  # of a warp without any effect; one that goes through more of them counts as spinning
+LEAPS = 40  # of the clock without any effect; each is twice as long as the one before
 
 
 class Scheduler:
@@ -33,6 +34,9 @@ class Scheduler:
         self.effects = 0
         self.idle = 0  # turns since it last grew, as far as known
         self.seen: dict[Warp, set[int]] = {}
+        self.leapt = 0  # blocks that the clock counts though nobody ran them
+        self.leaps = 0  # since the last effect
+        self.watched = False  # somebody read the clock since the last effect or leap
 
     def run(self) -> None:
         """Returns when nothing is in flight and no warp is ready or ever gets out of a loop without effect."""
@@ -70,6 +74,21 @@ class Scheduler:
         if now == self.effects:
             return False
         self.effects, self.idle, self.seen = now, 0, {}
+        self.leaps, self.watched = 0, False
+        return True
+
+    def clock(self) -> int:
+        """Blocks that were run or leapt over.  A loop that waits for it repeats its states, yet it ends."""
+        self.watched = True
+        return self.turns * TURN + self.leapt
+
+    def _leap(self) -> bool:
+        """Time passes for warps that may be waiting for it; False when that did not help."""
+        if not self.watched or self.leaps == LEAPS:
+            return False
+        self.leapt += PATIENCE * TURN << self.leaps
+        self.leaps += 1
+        self.watched, self.seen = False, {}
         return True
 
     def _stuck(self) -> bool:
@@ -83,7 +102,7 @@ class Scheduler:
         parked = self.parked()
         waiting = dict.fromkeys(group.warp for group in parked if not group.warp.queued)
         caught = sum(self._caught(warp) for warp in waiting)
-        if caught == len(waiting):
+        if caught == len(waiting) and not self._leap():
             return True
         for group in parked:
             group.expire()
