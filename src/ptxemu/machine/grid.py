@@ -163,6 +163,9 @@ class Grid:
         except Error as error:
             where = self._where(error.__traceback__)
             raise (type(error)(f"{error}\n  at {where}") if where else error) from error
+        except Exception as error:  # of numpy or Python, at something that no check foresaw
+            where = self._where(error.__traceback__)
+            raise Error(f"{type(error).__name__}: {error}" + (f"\n  at {where}" if where else "")) from error
         finally:
             if self.prerequisite is not None and not self.prerequisite.done:
                 self.prerequisite.action()  # an error here leaves the grid before as it was
