@@ -83,6 +83,7 @@ class Arguments:
                 raise LaunchError(f"{name} overlaps another argument; pass one array and offsets into it")
         data = aligned(array.nbytes)
         data[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data.flags.writeable = array.flags.writeable  # a store into a read-only array could not be written back
         region = self.memory.register(f"{name}, {array.dtype} {array.shape}", data)
         self.regions.append(region)
         self.copies.append((array, region))

@@ -152,3 +152,39 @@ def test_a_reader_that_has_seen_enough() -> None:
     assert done.stdout
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+STORES = [
+    "st.global.u32 [d], 1;",
+    "cvt.u64.u32 e, t; mad.lo.u64 e, e, 4, d; st.global.u32 [e], 1;",
+    "cvt.u64.u32 e, t; mad.lo.u64 e, e, 8, d; st.global.v2.u32 [e], {1, 2};",
+    "atom.global.add.u32 t, [d], 1;",
+]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_store_into_a_read_only_array(store: str) -> None:
+    text = f"""{HEADER}.entry k(.param .u64 a) {{ .reg .b64 d, e; .reg .b32 t;
+    ld.param.u64 d, [a]; mov.u32 t, %tid.x;
+    ld.global.u32 t, [d]; mov.u32 t, %tid.x;
+    {store}
+    }}"""
+    array = np.zeros(64, np.uint32)
+    ptxemu.Device().launch(text, args=[array])
+    assert array[0]
+    array.flags.writeable = False
+    with pytest.raises(ptxemu.MemoryFault, match=r"argument 0, uint32 \(64,\) .* is read-only\n  at line 7"):
+        ptxemu.Device().launch(text, args=[array])
+    ptxemu.Device().launch(text.replace(store, ""), args=[array])
+
+
+def test_a_bulk_copy_into_a_read_only_array() -> None:
+    text = f"""{HEADER}.entry k(.param .u64 a) {{ .reg .b64 d; .shared .align 16 .b8 v[16];
+    ld.param.u64 d, [a];
+    cp.async.bulk.global.shared::cta.bulk_group [d], [v], 16;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    }}"""
+    array = np.zeros(64, np.uint32)
+    array.flags.writeable = False
+    with pytest.raises(ptxemu.MemoryFault, match="is read-only"):
+        ptxemu.Device().launch(text, args=[array], block=(1,))
