@@ -188,3 +188,35 @@ def test_a_bulk_copy_into_a_read_only_array() -> None:
     array.flags.writeable = False
     with pytest.raises(ptxemu.MemoryFault, match="is read-only"):
         ptxemu.Device().launch(text, args=[array], block=(1,))
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        "ld.shared::cluster.u32 r3, [r2];",
+        "st.shared::cluster.u32 [r2], 1;",
+        "atom.shared::cluster.add.u32 r3, [r2], 1;",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r2];",
+        "add.u32 r2, r2, r4;\n st.shared::cluster.u32 [r2], 1;",
+    ],
+)
+def test_the_shared_memory_of_a_peer_that_has_ended(access: str) -> None:
+    """CTA 1 ends after a first cluster barrier; CTA 0 goes on to use it, without the barrier that has to be last."""
+    text = f"""{HEADER}.entry k() {{
+    .shared .align 8 .b64 v[32]; .reg .b32 r<8>; .reg .pred p, q;
+    mov.u32 r1, v; mov.u32 r4, %tid.x; mul.lo.u32 r4, r4, 4;
+    setp.eq.u32 p, r4, 0;
+    @p mbarrier.init.shared.b64 [v], 32;
+    barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 r0, %cluster_ctarank; setp.eq.u32 p, r0, 1;
+    @p bra END;
+    mapa.shared::cluster.u32 r2, r1, 1;
+    mov.u32 r5, 20000;
+    L: sub.u32 r5, r5, 1; setp.ne.u32 p, r5, 0; @p bra L;
+    {access}
+    END: barrier.cluster.arrive; barrier.cluster.wait;
+    }}"""
+    ptxemu.Device().launch(text, grid=(2,), cluster=(2,))
+    early = text.replace("END: barrier.cluster.arrive; barrier.cluster.wait;", "END:")
+    with pytest.raises(ptxemu.MemoryFault, match=r"outside CTA \(1, 0, 0\), which has ended .*\n  at line"):
+        ptxemu.Device().launch(early, grid=(2,), cluster=(2,))

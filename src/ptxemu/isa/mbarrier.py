@@ -32,9 +32,12 @@ def barrier_at(w: Warp, addr: int, space: str | None, *, remote: bool = True) ->
     Raises MemoryFault: none there, not shared memory, or in another CTA where `remote` or the space does not allow it.
     """
     address = _shared_address(w, addr, space)
-    if address >> RANK_SHIFT != w.cta.rank and not (remote and space in ("shared::cluster", None)):
-        what = f"space .{space}" if remote else "this operation"
-        raise MemoryFault(f"mbarrier at {address:#x} is in CTA {address >> RANK_SHIFT} of the cluster: {what} is local")
+    if address >> RANK_SHIFT != w.cta.rank:
+        if not (remote and space in ("shared::cluster", None)):
+            what = f"space .{space}" if remote else "this operation"
+            rank = address >> RANK_SHIFT
+            raise MemoryFault(f"mbarrier at {address:#x} is in CTA {rank} of the cluster: {what} is local")
+        w.shared.find(address, address + 8)  # the CTA may have ended
     return w.mbarrier(address)
 
 
