@@ -83,8 +83,9 @@ class Cluster:
 
     def cta_ended(self, cta: Cta) -> None:
         self.live -= 1
+        if not self.live:
+            self.grid.cluster_ended(self)
+            return
         # Its shared memory may go to another CTA now, which is why a cluster barrier comes last where peers use it.
         gone = np.empty(0, np.uint8)
         self.shared.regions[cta.rank] = Region(f"CTA {cta.index}, which has ended", cta.region.base, gone, cta)
-        if not self.live:
-            self.grid.cluster_ended(self)
