@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from ptxemu.machine.program import Program
 from ptxemu.machine.tensormap import TensorMap
 from ptxemu.text.module import Variable
 
-__all__ = ["Arguments", "aligned"]
+__all__ = ["Arguments", "aligned", "integer"]
 
 ALIGN = 256  # what a device allocator gives
 
@@ -26,6 +27,8 @@ class Arguments:
     at its end the arrays are written back."""
 
     def __init__(self, program: Program, args: Sequence[Any], memory: GlobalMemory) -> None:
+        if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+            raise LaunchError(f"args is a {type(args).__name__}; allowed is a list or tuple of arguments")
         if len(args) != len(program.parameters):
             raise LaunchError(f"{program.name} has {len(program.parameters)} parameters, args has {len(args)}")
         self.memory = memory
@@ -58,6 +61,8 @@ class Arguments:
     def _place(self) -> None:
         for index, arg in enumerate(self.args):
             if isinstance(arg, np.ndarray):
+                if arg.dtype.hasobject:
+                    raise LaunchError(f"args[{index}] is an array of {arg.dtype}; allowed are arrays of numbers")
                 self._copy(f"argument {index}", arg)
         program = self.program
         buffer = aligned(max(program.parameter_size, 1))
@@ -78,6 +83,7 @@ class Arguments:
                 raise LaunchError(f"{name} overlaps another argument; pass one array and offsets into it")
         data = aligned(array.nbytes)
         data[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data.flags.writeable = array.flags.writeable  # a store into a read-only array could not be written back
         region = self.memory.register(f"{name}, {array.dtype} {array.shape}", data)
         self.regions.append(region)
         self.copies.append((array, region))
@@ -118,6 +124,14 @@ class Arguments:
             if start <= tensor_map.address < start + array.nbytes:
                 return dataclasses.replace(tensor_map, address=tensor_map.address - start + region.base)
         return tensor_map
+
+
+def integer(name: str, value: Any) -> int:
+    """The value, where it is an integer of Python or numpy; LaunchError otherwise."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LaunchError(f"{name}={value!r} is a {type(value).__name__}; allowed is an int") from None
 
 
 def aligned(size: int) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.arguments import Arguments, aligned
+from ptxemu.arguments import Arguments, aligned, integer
 from ptxemu.errors import LaunchError
 from ptxemu.isa.generate import generate
 from ptxemu.machine.dependent import Rest
@@ -20,7 +20,7 @@ from ptxemu.machine.program import Program
 from ptxemu.machine.queue import SCHEDULES, Queue
 from ptxemu.report import Report
 from ptxemu.text import Module, parse
-from ptxemu.text.module import Symbol
+from ptxemu.text.module import Symbol, Variable
 
 __all__ = ["TARGETS", "Device", "FindingError"]
 
@@ -30,6 +30,7 @@ CHECKS = ("all", "strict", "none")
 MAX_CLUSTER = 16
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
+_LOCAL_LIMIT = 512 << 10
 
 
 class FindingError(LaunchError):
@@ -48,9 +49,10 @@ class _Loaded:
         self.programs: dict[str, Program] = {}
         self.globals: dict[str, Region] = {}
         for variable in module.variables:
+            if variable.external and variable.space != "shared":
+                raise LaunchError(f".extern .{variable.space} {variable.name}: nothing defines it")
             if variable.space in ("global", "const") and variable.size:
-                data = aligned(variable.size)
-                data[:] = 0
+                data = _zeros(variable)
                 if variable.data:
                     data[: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
                 self.globals[variable.name] = memory.register(f"{variable.space} variable {variable.name}", data)
@@ -94,6 +96,7 @@ class Device:
         _one_of("schedule", schedule, SCHEDULES)
         _one_of("checks", checks, CHECKS)
         _one_of("on_finding", on_finding, ("raise", "collect"))
+        sms, seed = integer("sms", sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")
         self.target = target
@@ -108,6 +111,8 @@ class Device:
 
     def register(self, array: NDArray[Any], name: str = "host memory") -> Region:
         """Makes a C-contiguous array global memory at its own address, until `memory.unregister`."""
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            raise LaunchError(f"{name}: {_kind(array)}; allowed is a numpy array of numbers")
         if not array.flags.c_contiguous:
             raise LaunchError(f"{name}: an array of strides {array.strides} is not contiguous")
         return self.memory.register(name, array.reshape(-1).view(np.uint8))
@@ -135,6 +140,7 @@ class Device:
 
         Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock.
         """
+        shared = integer("shared", shared)
         loaded = self._load(ptx)
         program = loaded.program(_kernel(loaded.module, kernel))
         self._check_target(program)
@@ -177,6 +183,8 @@ class Device:
         return Report.of(grid, time.perf_counter() - start)
 
     def _load(self, ptx: str | Module) -> _Loaded:
+        if not isinstance(ptx, str | Module):
+            raise LaunchError(f"ptx is {_kind(ptx)}; allowed are str and Module")
         key = ptx if isinstance(ptx, str) else f"module {id(ptx)}"
         loaded = self._modules.get(key)
         if loaded is None:
@@ -189,6 +197,10 @@ class Device:
         start = SHARED_BASE + program.shared_size
         if dynamic:
             start = -(-start // program.dynamic_align) * program.dynamic_align
+        if program.local_size > _LOCAL_LIMIT:
+            raise LaunchError(
+                f"{program.name} has {program.local_size} local bytes a thread, allowed are {_LOCAL_LIMIT}"
+            )
         total, most = start - SHARED_BASE + dynamic, TARGETS[self.target]
         if dynamic < 0 or total > most:
             raise LaunchError(f"shared={dynamic}: with {program.shared_size} static bytes, allowed are {most}")
@@ -204,8 +216,22 @@ class Device:
         raise LaunchError(f"{program.name} is for {name}; the device is {self.target}")
 
 
+def _zeros(variable: Variable) -> NDArray[np.uint8]:
+    try:
+        data = aligned(variable.size)
+    except MemoryError:
+        raise LaunchError(f"{variable.name}: there is no room for its {variable.size} bytes") from None
+    data[:] = 0
+    return data
+
+
+def _kind(value: object) -> str:
+    dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
+    return f"a {type(value).__name__}{dtype}"
+
+
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise LaunchError(f"{name}={value!r}: one of {', '.join(allowed)}")
 
 
@@ -219,7 +245,9 @@ def _kernel(module: Module, kernel: str | None) -> str:
 
 
 def _shape(name: str, given: Sequence[int], limits: Sequence[int]) -> Shape:
-    values = tuple(int(v) for v in given) + (1,) * (3 - len(given))
+    if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes):
+        raise LaunchError(f"{name}={given!r}: a sequence of up to three numbers, such as (4, 1, 1)")
+    values = tuple(integer(f"{name}[{i}]", v) for i, v in enumerate(given)) + (1,) * (3 - len(given))
     if len(values) != 3 or any(not 1 <= v <= limit for v, limit in zip(values, limits, strict=True)):
         raise LaunchError(f"{name}={tuple(given)}: three numbers from 1 to {tuple(limits)}")
     return values[0], values[1], values[2]

@@ -51,7 +51,8 @@ def test_arrays_that_are_not_contiguous_or_not_writeable() -> None:
     assert not room[:, 1].any()
     constant = np.zeros(32, np.uint32)
     constant.setflags(write=False)
-    device.launch(RECORD, args=[constant, 1])
+    with pytest.raises(ptxemu.MemoryFault, match="is read-only"):
+        device.launch(RECORD, args=[constant, 1])
     assert not constant.any()
 
 

@@ -32,9 +32,12 @@ def barrier_at(w: Warp, addr: int, space: str | None, *, remote: bool = True) ->
     Raises MemoryFault: none there, not shared memory, or in another CTA where `remote` or the space does not allow it.
     """
     address = _shared_address(w, addr, space)
-    if address >> RANK_SHIFT != w.cta.rank and not (remote and space in ("shared::cluster", None)):
-        what = f"space .{space}" if remote else "this operation"
-        raise MemoryFault(f"mbarrier at {address:#x} is in CTA {address >> RANK_SHIFT} of the cluster: {what} is local")
+    if address >> RANK_SHIFT != w.cta.rank:
+        if not (remote and space in ("shared::cluster", None)):
+            what = f"space .{space}" if remote else "this operation"
+            rank = address >> RANK_SHIFT
+            raise MemoryFault(f"mbarrier at {address:#x} is in CTA {rank} of the cluster: {what} is local")
+        w.shared.find(address, address + 8)  # the CTA may have ended
     return w.mbarrier(address)
 
 
@@ -50,6 +53,7 @@ def _shared_address(w: Warp, addr: int, space: str | None) -> int:
 @warp("mbarrier.init{.space}.b64 [addr], count", space=LOCAL)
 def init(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> None:
     """PTX 'mbarrier.init'.  Phase 0; over a live barrier it is an error unless nothing would change."""
+    w.grid.effects += 1
     for _, at, number in each(w, m, addr, count):
         address = _shared_address(w, at, space)
         w.shared.find(address, address + 8)
@@ -66,6 +70,7 @@ def init(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> No
 @warp("mbarrier.inval{.space}.b64 [addr]", space=LOCAL)
 def inval(w: Warp, m: int, addr: Value, *, space: str | None) -> None:
     """PTX 'mbarrier.inval'.  Ends a barrier, so that its memory may be used for something else."""
+    w.grid.effects += 1
     for _, at in each(w, m, addr):
         barrier_at(w, at, space, remote=False)
         del w.cluster.mbarriers[_shared_address(w, at, space)]
@@ -74,6 +79,7 @@ def inval(w: Warp, m: int, addr: Value, *, space: str | None) -> None:
 @warp("mbarrier.expect_tx{.sem.scope}{.space}.b64 [addr], count", sem="relaxed", scope="cta cluster", space=ANY)
 def expect_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> None:
     """PTX 'mbarrier.expect_tx'.  The current phase waits for that many bytes more, once for each thread."""
+    w.grid.effects += 1
     for lanes, at, number in each(w, m, addr, count):
         barrier_at(w, at, space).expect_tx(number * lanes.bit_count())
 
@@ -81,6 +87,7 @@ def expect_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) 
 @warp("mbarrier.complete_tx{.sem.scope}{.space}.b64 [addr], count", sem="relaxed", scope="cta cluster", space=ANY)
 def complete_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> None:
     """PTX 'mbarrier.complete_tx'.  Says that bytes have come, without any copy."""
+    w.grid.effects += 1
     for lanes, at, number in each(w, m, addr, count):
         barrier_at(w, at, space).complete_tx(number * lanes.bit_count())
 
@@ -150,6 +157,7 @@ def arrive_drop_no_complete(w: Warp, m: int, addr: Value, count: Value, *, space
 def _arrive(
     w: Warp, m: int, addr: Value, count: Value, space: str | None, *, drop: bool = False, may_complete: bool = True
 ) -> Value:
+    w.grid.effects += 1
     states = []
     for lanes, at, number in each(w, m, addr, 1 if count is None else count):
         barrier = barrier_at(w, at, space)
@@ -237,17 +245,17 @@ def try_wait_parity(
 
 def _try(w: Warp, asked: list[tuple[int, Mbarrier, int]]) -> Generator[Wait, None, int]:
     """The lanes whose phase is complete.  The first failure returns at once, since a program has to stand a spurious
-    one; a second failure in the same phase waits."""
+    one; a second failure of the same lanes in the same phase waits, until no warp can go on without this one."""
     done = sum(lanes for lanes, barrier, parity in asked if barrier.passed(parity))
     if done:
         return done
-    lanes, barrier, parity = asked[0]
-    failed = ("mbarrier.try_wait", barrier)
+    _, barrier, parity = asked[0]
+    failed = ("mbarrier.try_wait", barrier, sum(lanes for lanes, _, _ in asked))
     if w.state.get(failed) != barrier.phase:
         w.state[failed] = barrier.phase
         return 0
     yield barrier.wait(parity)
-    return lanes
+    return sum(lanes for lanes, barrier, parity in asked if barrier.passed(parity))
 
 
 def _parity(barrier: Mbarrier, state: int) -> int:

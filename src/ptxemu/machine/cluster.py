@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ptxemu.errors import MemoryFault
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import Mbarrier
-from ptxemu.machine.memory import SharedWindow
+from ptxemu.machine.memory import Region, SharedWindow
 from ptxemu.machine.signal import Signal, Wait
 
 if TYPE_CHECKING:
@@ -83,3 +85,7 @@ class Cluster:
         self.live -= 1
         if not self.live:
             self.grid.cluster_ended(self)
+            return
+        # Its shared memory may go to another CTA now, which is why a cluster barrier comes last where peers use it.
+        gone = np.empty(0, np.uint8)
+        self.shared.regions[cta.rank] = Region(f"CTA {cta.index}, which has ended", cta.region.base, gone, cta)

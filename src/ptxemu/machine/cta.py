@@ -55,6 +55,7 @@ class NamedBarrier(Signal):
         if self.arrived and self.arrived >= expected:
             self.arrived = 0
             self.generation += 1
+            self.cta.cluster.grid.effects += 1
             self.result, self.reduced = self.reduced, []
             self.changed()
 

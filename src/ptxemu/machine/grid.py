@@ -13,11 +13,12 @@ from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
 from ptxemu.machine.dependent import Release
 from ptxemu.machine.queue import Operation, Queue
-from ptxemu.machine.scheduler import TURN, Scheduler
+from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ptxemu.machine.memory import GlobalMemory, Region, Watch
     from ptxemu.machine.program import Program
+    from ptxemu.machine.warp import Group
 
 __all__ = ["Grid", "Shape"]
 
@@ -74,7 +75,7 @@ class Grid:
         self.ended = self.ended_ctas = self.ended_warps = 0
         self.waits: list[tuple[str, int, int, int]] = []  # warp, PTX line, turns of its beginning and end
         self.random = random.Random(f"grid {seed}")
-        self.scheduler = Scheduler(queue, seed, self.progress)
+        self.scheduler = Scheduler(queue, seed, self.progress, self.parked)
         self.pending = self._places(cluster, fallback)
         self.random.shuffle(self.pending)  # no order of starting is promised
 
@@ -135,13 +136,18 @@ class Grid:
         shared = sum(c.shared.writes + c.barrier.generation for c in self.running)
         return self.effects + self.memory.writes + shared + self.queue.completed
 
+    def parked(self) -> list[Group]:
+        """The groups whose wait may end before what they wait for has come."""
+        warps = (warp for cluster in self.running for cta in cluster.ctas for warp in cta.warps)
+        return [g for warp in warps for g in warp.groups if g.wait is not None and g.wait.may_expire]
+
     def found(self, kind: str, message: str, warp: str) -> None:
         """Something is wrong, though the grid can go on."""
         self.findings.append((kind, message, warp))
 
     def clock(self) -> int:
-        """A count that grows while warps run.  It says nothing about time on a device."""
-        return self.scheduler.turns * TURN
+        """A count that grows while warps run, and leaps when none gets on.  It is no time of a device."""
+        return self.scheduler.clock()
 
     def run(self) -> None:
         """Runs the grid to its end.
@@ -157,6 +163,9 @@ class Grid:
         except Error as error:
             where = self._where(error.__traceback__)
             raise (type(error)(f"{error}\n  at {where}") if where else error) from error
+        except Exception as error:  # of numpy or Python, at something that no check foresaw
+            where = self._where(error.__traceback__)
+            raise Error(f"{type(error).__name__}: {error}" + (f"\n  at {where}" if where else "")) from error
         finally:
             if self.prerequisite is not None and not self.prerequisite.done:
                 self.prerequisite.action()  # an error here leaves the grid before as it was

@@ -68,8 +68,8 @@ class Mbarrier(Signal):
         return (self.phase & 1) != (parity & 1)
 
     def wait(self, parity: int) -> Wait:
-        """Until the phase of that parity is complete."""
-        return Wait(self, lambda: self.passed(parity), lambda: f"parity {parity & 1} of {self}")
+        """Until the phase of that parity is complete, or the system-dependent time limit of try_wait is over."""
+        return Wait(self, lambda: self.passed(parity), lambda: f"parity {parity & 1} of {self}", may_expire=True)
 
     def __str__(self) -> str:
         return (

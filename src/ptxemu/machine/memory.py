@@ -100,6 +100,8 @@ class Space:
             self.watch.access(self, address, nbytes, None, write, proxy, actor)
         if write:
             self.writes += 1
+            if not region.data.flags.writeable:
+                raise self.read_only(region, address)
         start = address - region.base
         return region.data[start : start + nbytes]
 
@@ -139,6 +141,8 @@ class Space:
         if places is None:
             return self._store_slow(address, values, width)
         items = region.items(nbytes)
+        if not items.flags.writeable:
+            raise self.read_only(region, int(address[0]))
         items[places] = values[0] if count == 1 else _interleaved(values, width, address.size).view(items.dtype)[:, 0]
 
     def _load_one(self, address: int, width: int, count: int) -> list[Any]:
@@ -160,7 +164,10 @@ class Space:
             raise self.misaligned(address, nbytes)
         start = address - region.base
         data = np.array([v if type(v) is int else int(v[lane]) for v in values], UNSIGNED[width])
-        region.data[start : start + nbytes] = data.view(np.uint8)
+        try:
+            region.data[start : start + nbytes] = data.view(np.uint8)
+        except ValueError:
+            raise self.read_only(region, address) from None
 
     def update(
         self, address: Any, width: int, mask: int, change: Callable[[int, int], int], actor: object = None
@@ -195,6 +202,9 @@ class Space:
         """Lane by lane."""
         for lane, at in enumerate(address.tolist()):
             self._store_one(at, values, width, lane)
+
+    def read_only(self, region: Region, address: int) -> MemoryFault:
+        return MemoryFault(f"{self.name} address {address:#x} is written to, but {region} is read-only")
 
     def misaligned(self, address: int, nbytes: int, lane: int | None = None) -> MemoryFault:
         who = "" if lane is None else f"lane {lane}: "

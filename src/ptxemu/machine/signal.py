@@ -37,8 +37,10 @@ class Wait:
     """What a blocking instruction yields: it goes on once `ready()`, examined now and after `signal.changed()`.
 
     what: what it waits for, with the state as it is when called; for the deadlock report.
+    may_expire: it may also end before it is ready, which the instruction then has to see for itself.
     """
 
     signal: Signal
     ready: Callable[[], bool]
     what: Callable[[], str]
+    may_expire: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ptxemu.errors import Error
@@ -136,6 +137,10 @@ class TensorMap:
         Raises:
             InvalidTensorMap: an array or a field that breaks a rule.
         """
+        if not isinstance(array, np.ndarray):
+            raise InvalidTensorMap(f"array is a {type(array).__name__}: allowed is a numpy array")
+        if not isinstance(box, tuple | list) or not all(isinstance(b, int | np.integer) for b in box):
+            raise InvalidTensorMap(f"box={box!r}: allowed is a tuple of ints")
         name = dtype or _NUMPY_TYPES.get(array.dtype.name, array.dtype.name)
         modes = {s.name: s for s in _SWIZZLE_FIELD}
         if swizzle not in modes:

@@ -50,6 +50,12 @@ class Group:
         grid.waits.append((self.warp.name, self.block.lines[0], self.since, grid.scheduler.turns))
         self.warp.wake()
 
+    def expire(self) -> None:
+        """Its wait ends before what it waits for has come."""
+        assert self.wait is not None
+        self.wait.signal.waiting.remove(self)
+        self.release()
+
 
 class Warp:
     """32 lanes of a CTA.

@@ -10,6 +10,7 @@ from ptxemu.errors import ParseError
 
 __all__ = ["Token", "as_float", "number", "tokenize"]
 
+MAX_DIGITS = 128  # of an integer, leading zeros included
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*")', re.DOTALL)
 _TOKEN = re.compile(
     r"""
@@ -52,7 +53,10 @@ def tokenize(text: str) -> list[Token]:
 
 
 def number(text: str) -> tuple[int, int]:
-    """The value of a number token and its kind: 0 for an integer, 32 or 64 for the bits of a float."""
+    """The value of a number token and its kind: 0 for an integer, 32 or 64 for the bits of a float.
+
+    Raises ValueError for more than 64 bits, or digits that its base does not have.
+    """
     prefix = text[:2].lower()
     if prefix == "0f":
         return int(text[2:], 16), 32
@@ -61,9 +65,16 @@ def number(text: str) -> tuple[int, int]:
     if prefix != "0x" and re.search(r"[.eE]", text):
         return int.from_bytes(struct.pack("<d", float(text)), "little"), 64
     digits = text.rstrip("U")
-    if prefix in ("0x", "0b"):
-        return int(digits, 0), 0
-    return int(digits, 8 if len(digits) > 1 and digits.startswith("0") else 10), 0
+    if len(digits) > MAX_DIGITS:
+        raise ValueError("an integer of more than 64 bits")
+    base = 0 if prefix in ("0x", "0b") else 8 if len(digits) > 1 and digits.startswith("0") else 10
+    try:
+        value = int(digits, base)
+    except ValueError:
+        raise ValueError("a number with digits that its base does not have") from None
+    if value >> 64:
+        raise ValueError("an integer of more than 64 bits")
+    return value, 0
 
 
 def as_float(value: int, float_bits: int, element: int) -> int:

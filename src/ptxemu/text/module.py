@@ -111,7 +111,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Variable:
-    """A declared variable or parameter: `size` bytes in `space` at `align`, 0 for one without a size (`[]`)."""
+    """A declared variable or parameter: `size` bytes in `space` at `align`, 0 for one without a size (`[]`).
+
+    external: `.extern` of a module variable that the module does not define.
+    """
 
     name: str
     space: str
@@ -119,6 +122,7 @@ class Variable:
     align: int
     data: bytes | None = None
     relocations: tuple[tuple[int, Symbol], ...] = ()
+    external: bool = False
 
 
 @dataclass

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ptxemu.errors import ParseError
-from ptxemu.text.lexer import Token, as_float, number, tokenize
+from ptxemu.text.lexer import Token, as_float
 from ptxemu.text.module import (
     Address,
     Function,
@@ -22,6 +22,7 @@ from ptxemu.text.module import (
     Variable,
     Vector,
 )
+from ptxemu.text.reader import MAX_BYTES, Reader
 
 __all__ = ["parse"]
 
@@ -31,6 +32,9 @@ _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _SIZES = {"pred": 0, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "b128": 16} | {
     f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)
 }
+_MAX_REGISTERS = 1 << 16  # of one `.reg name<n>`
+_MAX_ALIGN = 1 << 16
+_MAX_LOCAL = 512 << 10  # of a thread's local memory
 
 
 def parse(text: str) -> Module:
@@ -60,67 +64,13 @@ class _Scope:
         return None
 
 
-class _Parser:
+class _Parser(Reader):
     def __init__(self, text: str) -> None:
-        self.lines = text.splitlines()
-        self.tokens = tokenize(text)
-        self.position = 0
+        super().__init__(text)
         self.files: dict[int, str] = {}
         self.module_scope = _Scope(None, 0, ())
         self.scope = self.module_scope
         self.scopes = 0
-
-    # Tokens
-
-    def peek(self, ahead: int = 0) -> Token:
-        index = self.position + ahead
-        if index < len(self.tokens):
-            return self.tokens[index]
-        return Token("end", "end of text", self.tokens[-1].line if self.tokens else 1)
-
-    def next(self) -> Token:
-        token = self.peek()
-        self.position += 1
-        return token
-
-    def at(self, text: str) -> bool:
-        return self.peek().text == text and self.peek().kind != "string"
-
-    def accept(self, text: str) -> bool:
-        if self.at(text):
-            self.position += 1
-            return True
-        return False
-
-    def expect(self, text: str) -> Token:
-        if not self.at(text):
-            raise self.error(f"expected `{text}`")
-        return self.next()
-
-    def error(self, why: str, token: Token | None = None) -> ParseError:
-        token = token or self.peek()
-        shown = self.lines[token.line - 1].strip() if token.line <= len(self.lines) else ""
-        return ParseError(f"line {token.line}: {why}, found `{token.text}`: {shown}")
-
-    def word(self, what: str) -> str:
-        if self.peek().kind != "word":
-            raise self.error(f"expected {what}")
-        return self.next().text
-
-    def integer(self) -> int:
-        negative = self.accept("-")
-        if self.peek().kind != "number":
-            raise self.error("expected a number")
-        value, float_bits = number(self.next().text)
-        if float_bits:
-            raise self.error("expected an integer")
-        return -value if negative else value
-
-    def rest_of_line(self) -> list[Token]:
-        line, found = self.tokens[self.position - 1].line, []
-        while self.peek().kind != "end" and self.peek().line == line:
-            found.append(self.next())
-        return found
 
     # Module level
 
@@ -150,7 +100,7 @@ class _Parser:
             elif not function.is_declaration:
                 raise self.error(f"{function.name} is defined twice", token)
         elif token.text in _SPACES:
-            module.variables += self.variables()
+            self.module_variables(module, ".extern" in linkage)
         elif token.text == ".address_size":
             self.next()
             if (size := self.integer()) != 64:
@@ -167,11 +117,26 @@ class _Parser:
         else:
             raise self.error("expected a directive or a function")
 
+    def module_variables(self, module: Module, external: bool) -> None:
+        """A declaration outside functions; the definition of a variable takes the place of an .extern one."""
+        known = {v.name: v for v in module.variables}
+        place = self.peek(1)
+        outside = {name for name, v in known.items() if v.external}
+        shadowed = {name: self.module_scope.variables.pop(name) for name in outside}
+        for variable in self.variables():
+            if variable.name not in outside:
+                module.variables.append(replace(variable, external=external))
+            elif variable.space != known[variable.name].space:
+                raise self.error(f"{variable.name} is declared in .{known[variable.name].space} before", place)
+            elif not external:
+                module.variables[module.variables.index(known[variable.name])] = variable
+        self.module_scope.variables = shadowed | self.module_scope.variables
+
     def file(self) -> None:
         self.next()
-        rest = self.rest_of_line()
-        if len(rest) >= 2 and rest[0].kind == "number":
-            self.files[int(rest[0].text)] = rest[1].text.strip('"')
+        index, rest = self.integer(0), self.rest_of_line()
+        if rest:
+            self.files[index] = rest[0].text.strip('"')
 
     def skip_braces(self) -> None:
         self.expect("{")
@@ -181,6 +146,12 @@ class _Parser:
             if token.kind == "end":
                 raise self.error("expected `}`")
             depth += (token.text == "{") - (token.text == "}")
+
+    def declare(self, token: Token, name: str = "") -> None:
+        """A scope may declare a register or variable once."""
+        name = name or token.text
+        if name in self.scope.registers or name in self.scope.variables:
+            raise self.error(f"{name} is declared twice in one scope", token)
 
     # Variables
 
@@ -200,7 +171,10 @@ class _Parser:
         while self.peek().kind == "directive":
             kind = self.next().text[1:]
             if kind == "align":
-                align = self.integer()
+                token = self.peek()
+                align = self.integer(1, _MAX_ALIGN)
+                if align & (align - 1):
+                    raise self.error(f".align {align} is no power of two", token)
             elif kind == "attribute":
                 self.expect("(")
                 while self.next().text != ")":
@@ -217,6 +191,7 @@ class _Parser:
                 raise self.error("expected a type", self.tokens[self.position - 1])
         if not size:
             raise self.error("expected a type")
+        place = self.peek()
         name = self.word("a name")
         align = align or size * count
         size *= count
@@ -226,14 +201,20 @@ class _Parser:
             if self.accept("]"):
                 open_ended = True
             else:
-                size *= self.integer()
+                size *= self.integer(0)
                 self.expect("]")
+        most = _MAX_LOCAL if space == "local" else MAX_BYTES
+        if size > most:
+            raise self.error(f"{name} has {size} bytes, allowed in .{space} are {most}", place)
         data, relocations = self.initializer(element) if self.accept("=") else (None, ())
         if data is not None:
             if open_ended:
                 size, open_ended = len(data), False
+            if len(data) > size:
+                raise self.error(f"{name} has {size} bytes, its initializer {len(data)}", place)
             data = data.ljust(size, b"\0")
         unique = name + self.scope.mark
+        self.declare(place)
         self.scope.variables[name] = unique
         return Variable(unique, space, 0 if open_ended else size, align, data, relocations)
 
@@ -258,15 +239,27 @@ class _Parser:
                 relocations.append((len(data), Symbol(name, offset)))
                 data += bytes(element)
             else:
-                negative = self.accept("-")
-                value, float_bits = number(self.next().text)
-                if float_bits:
-                    value = as_float(value, float_bits, element) ^ (negative << (8 * element - 1))
-                else:
-                    value = (-value if negative else value) & ((1 << 8 * element) - 1)
-                data += value.to_bytes(element, "little")
+                data += self.initial(element)
             if depth == 0:
                 return bytes(data), tuple(relocations)
+
+    def initial(self, element: int) -> bytes:
+        """A number as a variable's element of that many bytes."""
+        token = self.peek()
+        negative = self.accept("-")
+        value, float_bits = self.number()
+        if float_bits:
+            if element not in (2, 4, 8):
+                raise self.error(f"a float for an element of {element} bytes", token)
+            try:
+                value = as_float(value, float_bits, element) ^ (negative << (8 * element - 1))
+            except OverflowError:
+                raise self.error(f"a float that does not fit {element} bytes", token) from None
+        else:
+            value = -value if negative else value
+            if not -(1 << 8 * element - 1) <= value < 1 << 8 * element:
+                raise self.error(f"{value} does not fit an element of {element} bytes", token)
+        return (value & ((1 << 8 * element) - 1)).to_bytes(element, "little")
 
     # Functions
 
@@ -282,8 +275,10 @@ class _Parser:
             directive = self.next().text
             numbers = []
             while self.peek().kind in ("number", "string"):
-                token = self.next()
-                numbers += [number(token.text)[0]] if token.kind == "number" else []
+                if self.peek().kind == "number":
+                    numbers.append(self.number()[0])
+                else:
+                    self.next()
                 self.accept(",")
             function.directives[directive] = tuple(numbers)
             if directive == ".pragma":
@@ -312,21 +307,26 @@ class _Parser:
         self.expect("{")
         self.scopes += 1
         self.scope = _Scope(self.scope, self.scopes, self.labels_ahead())
-        while not self.accept("}"):
-            self.statement(function)
+        with self.nested():
+            while not self.accept("}"):
+                self.statement(function)
         assert self.scope.outer is not None
         self.scope = self.scope.outer
 
     def labels_ahead(self) -> list[str]:
         """Labels that the scope which begins here declares, at its own depth."""
-        found, depth, index = [], 1, self.position
+        found: dict[str, None] = {}
+        depth, index = 1, self.position
         while depth and index < len(self.tokens):
             token = self.tokens[index]
             depth += (token.text == "{") - (token.text == "}")
             if token.text == ":" and depth == 1 and self.tokens[index - 1].kind == "word":
-                found.append(self.tokens[index - 1].text)
+                label = self.tokens[index - 1]
+                if label.text in found:
+                    raise self.error(f"the label {label.text} is declared twice in one scope", label)
+                found[label.text] = None
             index += 1
-        return found
+        return list(found)
 
     def statement(self, function: Function) -> None:
         token = self.peek()
@@ -364,8 +364,9 @@ class _Parser:
             function.variables += self.variables()
         elif token.text == ".loc":
             self.next()
-            rest = self.rest_of_line()
-            file, line = int(rest[0].text), int(rest[1].text)
+            file, line = self.integer(0), self.integer(0)
+            self.integer(0)  # the column
+            self.rest_of_line()
             function.locations[token.line] = (self.files.get(file, f"file {file}"), line)
         elif token.text == ".file":
             self.file()
@@ -385,12 +386,14 @@ class _Parser:
             raise self.error("expected a type", self.tokens[self.position - 1])
         bits = 8 * _SIZES[kind] or 1
         while True:
+            place = self.peek()
             name = self.word("a register")
             names = [name]
             if self.accept("<"):
-                names = [f"{name}{i}" for i in range(self.integer())]
+                names = [f"{name}{i}" for i in range(self.integer(0, _MAX_REGISTERS))]
                 self.expect(">")
             for each in names:
+                self.declare(place, each)
                 unique = each + self.scope.suffix
                 self.scope.registers[each] = unique
                 function.registers[unique] = bits
@@ -425,13 +428,17 @@ class _Parser:
     def operand(self) -> Operand:
         token = self.peek()
         if self.accept("["):
-            return Address(self.operands("]"))
+            with self.nested():
+                return Address(self.operands("]"))
         if self.accept("{"):
-            return Vector(self.operands("}"))
+            with self.nested():
+                return Vector(self.operands("}"))
         if self.accept("("):
-            return Vector(self.operands(")"))
+            with self.nested():
+                return Vector(self.operands(")"))
         if self.accept("!"):
-            inner = self.operand()
+            with self.nested():
+                inner = self.operand()
             if not isinstance(inner, Register):
                 raise self.error("expected a predicate", token)
             return Register(inner.name, 0, True)
@@ -440,7 +447,8 @@ class _Parser:
         name = self.word("an operand")
         found = self.named(name)
         if self.accept("|"):
-            return Pair(found, self.operand())
+            with self.nested():
+                return Pair(found, self.operand())
         if self.at("+") or self.at("-"):
             sign = -1 if self.next().text == "-" else 1
             offset = sign * self.integer()
@@ -461,9 +469,7 @@ class _Parser:
 
     def immediate(self) -> Immediate:
         negative = self.accept("-")
-        if self.peek().kind != "number":
-            raise self.error("expected a number")
-        value, float_bits = number(self.next().text)
+        value, float_bits = self.number()
         if negative:
             value = value ^ (1 << (float_bits - 1)) if float_bits else -value
         return Immediate(value, float_bits)
