@@ -19,11 +19,6 @@ Array = npt.NDArray[np.float64]
 CPU_TOLERANCE = 2.0**-20
 
 
-def tensor_core_tolerance(k: int) -> float:
-    """c for tensor cores and the emulator, whose sums are truncated once an instruction."""
-    return (4 + k / 1024) * 2.0**-20
-
-
 def _minifloat(code: int, exponent_bits: int, mantissa_bits: int) -> float:
     """The value of a sign-exponent-mantissa code with subnormals and no special values."""
     mantissa = code & ((1 << mantissa_bits) - 1)

@@ -42,11 +42,6 @@ def test_python_dash_m_runs_and_reports_its_exit_code():
     assert refused.stderr == "blockscale: K = 0, must be at least 1\n"
 
 
-def test_importing_the_library_imports_nothing_of_the_command_line():
-    run = python("-c", "import sys, blockscale; print(*{'rich', 'typer', 'tokenizers'} & set(sys.modules))")
-    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
-
-
 def test_help_names_every_command():
     result = invoke("--help")
     assert result.exit_code == 0

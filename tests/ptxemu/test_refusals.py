@@ -70,7 +70,8 @@ def test_a_bad_body(text: str, message: str) -> None:
 
 
 def test_names_of_other_scopes_are_free() -> None:
-    parse(f"{HEADER}.entry k(.param .u32 a) {{ .reg .b32 r; A: {{ .reg .b64 r; .shared .b32 a; A: bra A; }} ret; }}")
+    text = ".entry k(.param .u32 a) { .reg .b32 r; A: { .reg .b64 r; .shared .b32 a; A: bra A; } ret; }"
+    assert list(parse(HEADER + text).entries) == ["k"]
 
 
 def test_an_extern_variable_needs_a_definition() -> None:
@@ -106,7 +107,8 @@ def test_a_bad_launch(given: dict[str, Any], message: str) -> None:
 
 
 def test_numpy_numbers_are_numbers() -> None:
-    ptxemu.Device(seed=int(np.int64(3))).launch(EMPTY, grid=np.array([2, 1, 1]), block=(np.int32(32),))
+    report = ptxemu.Device(seed=int(np.int64(3))).launch(EMPTY, grid=np.array([2, 1, 1]), block=(np.int32(32),))
+    assert report.counters["ctas"] == 2
 
 
 def test_object_arrays() -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 MAX = 448.0
 SMALLEST = 2.0**-9
 MANTISSA_BITS = 3
-NAN = 0x7F
 LARGEST_CODE = 0x7E
 
 
