@@ -40,6 +40,8 @@ class NVFP4Tensor:
         shape: the logical shape (..., M, K). Padding is storage only and never observable.
         group_sizes: int32 (E,) for "128x4-grouped", otherwise None.
         scale_offsets: int32 (E + 1,) for "128x4-grouped": the scale row at which each group starts; otherwise None.
+        divisor: fp32 (), what a checkpoint stores in place of the multiplier, so that it is written back bit for bit;
+            global_scale is fl(1 / divisor). None for every other tensor.
     """
 
     codes: Tensor
@@ -49,6 +51,7 @@ class NVFP4Tensor:
     shape: torch.Size
     group_sizes: Tensor | None = None
     scale_offsets: Tensor | None = None
+    divisor: Tensor | None = None
 
     @classmethod
     def from_parts(
@@ -167,6 +170,7 @@ class NVFP4Tensor:
             global_scale=move(self.global_scale),
             group_sizes=move(self.group_sizes),
             scale_offsets=move(self.scale_offsets),
+            divisor=move(self.divisor),
         )
 
     def with_layout(self, layout: str, group_sizes: Tensor | None = None) -> Self:
@@ -184,6 +188,15 @@ class NVFP4Tensor:
             scales = linear if layout == LINEAR else layouts.swizzle(linear)
         offsets = None if groups is None else layouts.scale_offsets(groups)
         return replace(self, scales=scales, layout=layout, group_sizes=groups, scale_offsets=offsets)
+
+    def with_divisor(self, divisor: Tensor) -> Self:
+        """The same tensor carrying the divisor (fp32, one element) that its global scale is the reciprocal of."""
+        divisor = as_global_scale(divisor, self.device)
+        with threads.exact_arithmetic():
+            fits = self.device.type != "cpu" or torch.equal(divisor.reciprocal(), self.global_scale)
+        if not fits:
+            raise ValueError(f"divisor: {float(divisor)}, but the global scale is {float(self.global_scale)}")
+        return replace(self, divisor=divisor)
 
     def __getitem__(self, index: Any) -> Self:
         """A part: integers or slices of batch dimensions, slices of rows, slices of K on block boundaries (16).
@@ -210,7 +223,7 @@ class NVFP4Tensor:
             layout=LINEAR,
             check_values=False,
         )
-        return part.with_layout(self.layout, self.group_sizes)
+        return replace(part, divisor=self.divisor).with_layout(self.layout, self.group_sizes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file: the parts as tensors, layout and logical shape as metadata. Padding is zeroed.
@@ -223,6 +236,8 @@ class NVFP4Tensor:
         parts = {"codes": clean.codes, "scales": clean.scales, "global_scale": clean.global_scale}
         if clean.group_sizes is not None:
             parts["group_sizes"] = clean.group_sizes
+        if clean.divisor is not None:
+            parts["divisor"] = clean.divisor
         metadata = {
             "format": _FILE_FORMAT,
             "version": _FILE_VERSION,
@@ -258,7 +273,7 @@ class NVFP4Tensor:
                 f"{metadata.get('version')!r}, expected {_FILE_FORMAT!r} version {_FILE_VERSION!r}"
             )
         try:
-            return cls.from_parts(
+            made = cls.from_parts(
                 parts["codes"],
                 parts["scales"],
                 parts["global_scale"],
@@ -266,6 +281,7 @@ class NVFP4Tensor:
                 layout=metadata["layout"],
                 group_sizes=parts.get("group_sizes"),
             )
+            return made.with_divisor(parts["divisor"]) if "divisor" in parts else made
         except KeyError as error:
             raise ValueError(f"{os.fspath(path)}: has no {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
