@@ -2,5 +2,6 @@
 
 from blockscale.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from blockscale.checkpoints.errors import CheckpointError
+from blockscale.checkpoints.save import CONVENTIONS, save_checkpoint
 
-__all__ = ["Checkpoint", "CheckpointError", "load_checkpoint"]
+__all__ = ["CONVENTIONS", "Checkpoint", "CheckpointError", "load_checkpoint", "save_checkpoint"]

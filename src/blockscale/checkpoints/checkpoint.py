@@ -14,7 +14,7 @@ from blockscale import threads
 from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, QuantConfig, read_config
 from blockscale.checkpoints.errors import CheckpointError
 from blockscale.checkpoints.files import F4, Entry, TensorFile
-from blockscale.checkpoints.layers import Finder, Layer, Part, Problem, unquantised
+from blockscale.checkpoints.layers import Finder, Layer, Part, Problem, looks_linear
 from blockscale.checkpoints.source import Source, open_source
 from blockscale.formats import e2m1, e4m3
 from blockscale.formats.layouts import ATOMS, LINEAR
@@ -102,7 +102,9 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
                 raise layer.codes.error(f"stands for {layer.name}, and so does {self.layers[layer.name].codes.name}")
             self.layers[layer.name] = layer
         consumed = {entry.name for layer in found for entry in layer.entries}
-        self.plain: dict[str, Entry] = {name: entry for name, entry in self.source.entries.items() if name not in consumed}
+        self.plain: dict[str, Entry] = {
+            name: entry for name, entry in self.source.entries.items() if name not in consumed
+        }
         self.problems = (*problems, *self._problems_of_the_whole())
         self._parts = {name + part.suffix: (layer, part) for name, layer in self.layers.items() for part in layer.parts}
         for name in self._parts.keys() & self.plain.keys():
@@ -110,7 +112,7 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
 
     def __getitem__(self, name: str) -> NVFP4Tensor | Tensor:
         if name in self._parts:
-            return self._weight(*self._parts[name])
+            return self.weight(name)
         if name in self.plain:
             return self.plain[name].tensor()
         if name in self.layers:
@@ -131,10 +133,31 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
     def __repr__(self) -> str:
         return f"Checkpoint({self.source.path!r}, {len(self._parts)} NVFP4 weights, {len(self.plain)} other tensors)"
 
+    def weight(self, name: str) -> NVFP4Tensor:
+        """An NVFP4 weight, or one of its parts."""
+        return self._weight(*self._parts[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The logical shape of an NVFP4 weight, or of one of its parts; nothing is read."""
+        layer, part = self._parts[name]
+        return part.shape(layer.shape)
+
     def parts(self, name: str) -> list[NVFP4Tensor]:
         """The tensors of a weight, one for each global scale: experts in order, or the parts of fused rows."""
         layer = self.layers[name]
         return [self._weight(layer, part) for part in layer.parts]
+
+    def whole(self, name: str) -> tuple[NVFP4Tensor, Tensor, Tensor | None]:
+        """A weight with several global scales in one: the tensor under a global scale of 1, the multipliers in the
+        shape that they are stored in, and the divisors if those are stored."""
+        layer = self.layers[name]
+        scales = [self._global_scale(layer, part) for part in layer.parts]
+        shape = layer.global_scale.shape
+        units = torch.stack([unit for unit, _ in scales]).view(shape)
+        divisors = [divisor for _, divisor in scales if divisor is not None]
+        codes, block_scales, logical = self._stored(layer, Part((), 0))
+        t = self._wrapped(layer, Part((), 0), codes, block_scales, torch.tensor(1.0), logical)
+        return t, units, torch.stack(divisors).view(shape) if divisors else None
 
     def input_scale(self, name: str) -> Tensor | None:
         """The activations' global scale for a weight, fp32, as a multiplier; None where there is none.
@@ -157,14 +180,22 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
     def _weight(self, layer: Layer, part: Part) -> NVFP4Tensor:
         codes, scales, shape = self._stored(layer, part)
         unit, divisor = self._global_scale(layer, part)
-        try:
-            made = NVFP4Tensor.from_parts(codes, scales, unit, shape=shape, layout=layer.layout, check_values=True)
-            if divisor is not None:
+        made = self._wrapped(layer, part, codes, scales, unit, shape)
+        if divisor is not None:
+            try:
                 made = made.with_divisor(divisor)
-        except (TypeError, ValueError) as error:
-            raise layer.scales.error(f"{error}{_of(part)}") from error
+            except ValueError as error:
+                raise layer.global_scale.error(str(error)) from error
         self._warn_if_implausible(layer, made)
         return made if self.layout is None else made.with_layout(self.layout)
+
+    def _wrapped(
+        self, layer: Layer, part: Part, codes: Tensor, scales: Tensor, unit: Tensor, shape: tuple[int, ...]
+    ) -> NVFP4Tensor:
+        try:
+            return NVFP4Tensor.from_parts(codes, scales, unit, shape=shape, layout=layer.layout, check_values=True)
+        except (TypeError, ValueError) as error:
+            raise layer.scales.error(f"{error}{_of(part)}") from error
 
     def _stored(self, layer: Layer, part: Part) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         """Codes and scales as `from_parts` takes them, and the logical shape."""
@@ -214,10 +245,9 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
     def _problems_of_the_whole(self) -> list[Problem]:
         path = self.source.path
         notes = [Problem("", text, False, path) for text in self.config.notes]
-        if self.config.method in (None, BLOCKSCALE):
-            return notes
         for entry in self.plain.values():
-            scheme = self.config.scheme(entry.name.removesuffix(".weight")) if unquantised(entry) else None
+            linear = looks_linear(entry.name, entry.dtype, entry.shape)
+            scheme = self.config.scheme(entry.name.removesuffix(".weight")) if linear else None
             if scheme is not None and scheme.nvfp4:
                 text = f"left in {entry.dtype}, though the configuration says {scheme.algorithm}"
                 notes.append(Problem(entry.name, text, False, entry.file.path))
@@ -267,4 +297,3 @@ def _summary(problems: tuple[Problem, ...]) -> str:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         lines.append(f"{shown}{more}: {text}" if shown else text)
     return "; ".join(lines)
-

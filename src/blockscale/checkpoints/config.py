@@ -93,9 +93,7 @@ class _Reader:
         """Of config.json."""
         method = given.get("quant_method")
         ignored = any_of([name_pattern(p, self._compile, of_class=False) for p in self.strings(given, "ignore")])
-        if method == BLOCKSCALE:
-            return QuantConfig(BLOCKSCALE, ignored, ((lambda module: True, Scheme("NVFP4", True, 16, DYNAMIC)),))
-        if method not in (MODELOPT, COMPRESSED_TENSORS):
+        if method not in (BLOCKSCALE, COMPRESSED_TENSORS, MODELOPT):
             return None
         if method == MODELOPT:
             if "config_groups" not in given:
@@ -135,7 +133,9 @@ class _Reader:
         inputs = group.get("input_activations")
         activations = WEIGHT_ONLY
         if inputs is not None:
-            activations = DYNAMIC if self.mapping(inputs, f"{name}.input_activations").get("dynamic") is True else STATIC
+            activations = (
+                DYNAMIC if self.mapping(inputs, f"{name}.input_activations").get("dynamic") is True else STATIC
+            )
         four_bit = weights.get("num_bits") == 4 and weights.get("type") == "float"
         return Scheme(algorithm, four_bit and "mxfp4" not in algorithm.lower(), size, activations)
 

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, DYNAMIC, MODELOPT, STATIC, QuantConfig
+from blockscale.checkpoints.config import (
+    BLOCKSCALE,
+    COMPRESSED_TENSORS,
+    DYNAMIC,
+    MODELOPT,
+    STATIC,
+    WEIGHT_ONLY,
+    QuantConfig,
+)
 from blockscale.checkpoints.files import F4, Entry
 from blockscale.formats import layouts
 from blockscale.formats.layouts import ATOMS, BLOCK, LINEAR
@@ -26,7 +34,7 @@ _NOT_NVFP4 = {  # roles that would change the values
     "weight_zero_point": "NVFP4 has no zero points",
     "weight_g_idx": "columns in another order are not supported",
 }
-_NOT_APPLIED = {
+NOT_APPLIED = {
     "pre_quant_scale": "activations must be multiplied by it first; gemm does not do so",
     "svdquant_lora_a": "a low-rank product must be added to the result; gemm does not do so",
 }
@@ -40,6 +48,12 @@ class Part:
 
     index: Index
     number: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of this part of a weight of shape `whole`."""
+        for i in self.index:
+            whole = (i.stop - i.start, *whole[1:]) if isinstance(i, slice) else whole[1:]
+        return whole
 
     @property
     def suffix(self) -> str:
@@ -164,7 +178,7 @@ class Finder:
         inputs = (ROLES[convention][3], *(["input_global_scale"] if convention == BLOCKSCALE else []))
         source = next((self.entries[stem + role] for role in inputs if stem + role in self.entries), None)
         scheme = self.config.scheme(stem[:-1])
-        without = DYNAMIC if scheme is None or scheme.activations == STATIC else scheme.activations
+        without = WEIGHT_ONLY if scheme is None else DYNAMIC if scheme.activations == STATIC else scheme.activations
         return Layer(
             name=codes.name if convention == MODELOPT else _name(stem),
             stem=stem,
@@ -255,7 +269,9 @@ class Finder:
         elif not stack:
             indices = self._row_parts(unit, scales, rows)
         else:
-            raise _Refused(unit, f"shape {unit.shape}, expected one global scale, or one for each of {stack[0]} experts")
+            raise _Refused(
+                unit, f"shape {unit.shape}, expected one global scale, or one for each of {stack[0]} experts"
+            )
         return tuple(Part(index, number) for number, index in enumerate(indices))
 
     def _row_parts(self, unit: Entry, scales: tuple[int, ...], rows: int) -> list[Index]:
@@ -272,14 +288,13 @@ class Finder:
 
     def _attention_rows(self) -> list[int]:
         """Rows of query, key and value, by config.json; empty where it does not say."""
-        heads = self.model.get("num_attention_heads")
-        groups = self.model.get("num_key_value_heads", heads)
-        width, hidden = self.model.get("head_dim"), self.model.get("hidden_size")
-        if not all(isinstance(n, int) and n > 0 for n in (heads, groups)):
-            return []
-        if width is None and isinstance(hidden, int):
+        given = [self.model.get(key) for key in ("num_attention_heads", "num_key_value_heads", "head_dim")]
+        heads, groups, width = (n if isinstance(n, int) and n > 0 else 0 for n in given)
+        hidden = self.model.get("hidden_size")
+        if not width and heads and isinstance(hidden, int):
             width = hidden // heads
-        return [heads * width, groups * width, groups * width] if isinstance(width, int) and width > 0 else []
+        groups = groups or heads
+        return [heads * width, groups * width, groups * width]
 
     def _notes(self, layer: Layer) -> Iterator[Problem]:
         def note(text: str) -> Problem:
@@ -292,7 +307,7 @@ class Finder:
             yield note(f"NVFP4, though the configuration says {scheme.algorithm}")
         if scheme is not None and scheme.activations == STATIC and layer.input_scale is None:
             yield note("no input scale, though the configuration says static; activations need a dynamic one")
-        for role, why in _NOT_APPLIED.items():
+        for role, why in NOT_APPLIED.items():
             if layer.stem + role in self.entries:
                 yield note(f"{role}: {why}")
 
@@ -307,9 +322,9 @@ def _name(stem: str) -> str:
     return stem + "weight" if stem[-1:] in (".", "") else stem[:-1]
 
 
-def unquantised(entry: Entry) -> bool:
-    """Whether a tensor looks like the weight of a linear layer that was left in floating point."""
-    module, _, role = entry.name.rpartition(".")
+def looks_linear(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the weight of a linear layer in floating point, as far as a file can tell."""
+    module, _, role = name.rpartition(".")
     last = module.rpartition(".")[2]
     embeds = "emb" in last or last in ("wte", "wpe", "shared")
-    return role == "weight" and len(entry.shape) == 2 and entry.dtype in ("BF16", "F16", "F32") and not embeds
+    return role == "weight" and len(shape) == 2 and dtype in ("BF16", "F16", "F32") and not embeds

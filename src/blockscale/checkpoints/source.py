@@ -59,6 +59,22 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     return Source(os.fspath(path), tuple(files), entries, index, *documents)
 
 
+def files_of(folder: Path) -> list[str]:
+    """The names of index and tensor files that a directory's checkpoint consists of now, the index first; no more than
+    that is looked at, and of a broken one no more than can be told."""
+    if not folder.is_dir():
+        return []
+    try:
+        index = _index_of(folder)
+        if index is None:
+            return _tensor_files(folder)
+        weight_map = _document(folder / index).get("weight_map")
+        named = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        return [index, *sorted(name for name in named if isinstance(name, str) and _stays_inside(name))]
+    except (CheckpointError, TypeError):
+        return []
+
+
 def _index_of(folder: Path) -> str | None:
     found = sorted(path.name for path in folder.glob("*" + INDEX))
     if len(found) > 1 and "model" + INDEX in found:

@@ -73,15 +73,19 @@ class FileWriter:
         for piece in torch.split(data, _PIECE):
             self._stream.write(piece.numpy().data)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """To the disk. Raises ValueError where a tensor is missing."""
-        missing = sorted(self._places)
-        if not missing:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-        self._stream.close()
-        if missing:
-            raise ValueError(f"{self.path}: {missing[0]} was never written")
+        with self._stream:
+            if kind is None:
+                self._stream.flush()
+                os.fsync(self._stream.fileno())
+        if kind is None and self._places:
+            raise ValueError(f"{min(self._places)}: was never written to {self.path}")
 
 
 class Publication:
