@@ -3,6 +3,7 @@
 from blockscale._version import __version__
 from blockscale.api import dequantize, gemm, grouped_gemm
 from blockscale.backends import available_backends
+from blockscale.checkpoints import load_checkpoint, save_checkpoint
 from blockscale.quantize import quantize
 from blockscale.tensor import NVFP4Tensor
 
@@ -13,5 +14,7 @@ __all__ = [
     "dequantize",
     "gemm",
     "grouped_gemm",
+    "load_checkpoint",
     "quantize",
+    "save_checkpoint",
 ]

@@ -34,6 +34,10 @@ Progress = Callable[[int], AbstractContextManager[Callable[[], None]]]
 """Given the number of steps, a block that yields what is called after each."""
 
 
+Documents = dict[str, Mapping[str, Any]]
+"""JSON files by name."""
+
+
 @contextmanager
 def silent(total: int) -> Iterator[Callable[[], None]]:
     yield lambda: None
@@ -74,18 +78,22 @@ def save_checkpoint(
         if config is None and _copyable(tensors, convention, target):
             _copy(tensors, target, progress)
             return
-        units = _units_of_checkpoint(tensors, convention)
-        base = tensors.source.config if config is None else config
-        companions = _companions(Path(tensors.source.path))
+        units, documents = _rewritten(tensors, convention, config)
+        beside = companions(Path(tensors.source.path))
     else:
-        units, base, companions = list(tensor_units(tensors, convention)), config or {}, []
-    write_units(units, target, convention, base, companions, shard_bytes, progress)
+        units, beside = list(tensor_units(tensors, convention)), []
+        documents = documents_for(units, convention, config or {})
+    write_units(units, target, convention, documents, beside, shard_bytes, progress)
+
+
+def check_convention(to: str) -> None:
+    if to not in CONVENTIONS:
+        raise ValueError(f"to: {to!r}, expected one of {', '.join(map(repr, CONVENTIONS))}")
 
 
 def _convention(tensors: Mapping[str, Any], to: str | None) -> str:
     if to is not None:
-        if to not in CONVENTIONS:
-            raise ValueError(f"to: {to!r}, expected one of {', '.join(map(repr, CONVENTIONS))}")
+        check_convention(to)
         return to
     if isinstance(tensors, Checkpoint):
         found = {layer.convention for layer in tensors.layers.values()}
@@ -107,12 +115,20 @@ def _same(checkpoint: Checkpoint, convention: str) -> bool:
     )
 
 
-def _units_of_checkpoint(checkpoint: Checkpoint, convention: str) -> list[Unit]:
-    if convention == BLOCKSCALE or not _same(checkpoint, convention):
-        return list(checkpoint_units(checkpoint, convention))
+def _rewritten(
+    checkpoint: Checkpoint, convention: str, config: Mapping[str, Any] | None
+) -> tuple[list[Unit], Documents]:
+    """The units of a checkpoint, and the documents beside them: its own where nothing about it changes."""
+    base = checkpoint.source.config if config is None else config
+    if not _same(checkpoint, convention) or convention == BLOCKSCALE:
+        units = list(checkpoint_units(checkpoint, convention))
+        return units, documents_for(units, convention, base)
     units = [raw_unit(entry) for entry in checkpoint.source.entries.values()]
+    if config is None:
+        mine = {CONFIG: checkpoint.source.config, MODELOPT_CONFIG: checkpoint.source.modelopt_config}
+        return units, {name: document for name, document in mine.items() if document}
     said = Unit((), lambda: (), {layer.module: layer.activations for layer in checkpoint.layers.values()})
-    return [*units, said]
+    return units, documents_for([*units, said], convention, config)
 
 
 def _copyable(checkpoint: Checkpoint, convention: str, target: Path) -> bool:
@@ -137,7 +153,7 @@ def _copy(checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
                 _copy_file(file, publication.stage(os.path.relpath(file.path, source)))
                 advance()
             documents = [CONFIG, MODELOPT_CONFIG, *([checkpoint.source.index] if checkpoint.source.index else [])]
-            for path in [*_companions(source), *(source / name for name in documents)]:
+            for path in [*companions(source), *(source / name for name in documents)]:
                 if path.exists():
                     shutil.copyfile(path, publication.stage(path.name))
 
@@ -151,7 +167,7 @@ def _copy_file(file: TensorFile, target: Path) -> None:
         os.fsync(out.fileno())
 
 
-def _companions(folder: Path) -> list[Path]:
+def companions(folder: Path) -> list[Path]:
     """What lies beside the tensors and goes with the model: tokeniser, generation settings, licence."""
     if not folder.is_dir():
         return []
@@ -167,12 +183,13 @@ def write_units(
     units: Sequence[Unit],
     target: Path,
     convention: str,
-    config: Mapping[str, Any],
-    companions: Iterable[Path] = (),
+    documents: Documents,
+    beside: Iterable[Path] = (),
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = silent,
 ) -> None:
-    """Write units to a file or a directory, one after another."""
+    """Write units to a file or a directory, one after another; a directory also gets the documents, and copies of the
+    files `beside`."""
     names = [spec.name for unit in units for spec in unit.specs]
     for name in names:
         if name == "__metadata__":
@@ -187,10 +204,12 @@ def write_units(
         with Publication(target) as publication:
             publication.remove(files_of(target))
             index = _write_shards(publication, units, convention, shard_bytes, advance)
-            for path in companions:
+            for path in beside:
                 if path.parent.resolve() != target.resolve():
                     shutil.copyfile(path, publication.stage(path.name))
-            _write_configs(publication, units, convention, config)
+            publication.remove([MODELOPT_CONFIG])
+            for name, document in documents.items():
+                publication.stage_json(name, document)
             if index is not None:
                 publication.stage_json("model" + INDEX, index)
 
@@ -251,13 +270,17 @@ def _names(folder: Path, count: int) -> list[str]:
     return [name.replace("model", f"model-{tag}", 1) for name in names]
 
 
-def _write_configs(publication: Publication, units: Sequence[Unit], convention: str, config: Mapping[str, Any]) -> None:
+def documents_for(units: Sequence[Unit], convention: str, config: Mapping[str, Any]) -> Documents:
+    """config.json, and ModelOpt's own file, that go with the units of a model whose configuration is `config`."""
     activations = {module: kind for unit in units for module, kind in unit.activations.items()}
+    if not activations:
+        return {CONFIG: dict(config)}
     ignored = sorted(unit.plain_linear for unit in units if unit.plain_linear)
-    said = {"quantization_config": quantization_config(convention, activations, ignored)} if activations else {}
-    kept = {key: value for key, value in config.items() if key != "quantization_config"}
-    publication.stage_json(CONFIG, {**kept, **said})
-    if convention == MODELOPT and activations:
-        publication.stage_json(MODELOPT_CONFIG, modelopt_config(activations, ignored))
-    else:
-        publication.remove([MODELOPT_CONFIG])
+    said = quantization_config(convention, activations, ignored)
+    before = config.get("quantization_config")
+    if isinstance(before, dict) and before.get("kv_cache_scheme"):
+        said["kv_cache_scheme"] = before["kv_cache_scheme"]
+    documents: Documents = {CONFIG: {**config, "quantization_config": said}}
+    if convention == MODELOPT:
+        documents[MODELOPT_CONFIG] = modelopt_config(activations, ignored)
+    return documents

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from blockscale import __version__
+from blockscale.cli.checkpoints import convert, inspect, quantize
 from blockscale.cli.demo import demo
 from blockscale.cli.doctor import doctor
 from blockscale.cli.gemm import gemm
@@ -14,6 +15,9 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(gemm)
+app.command()(inspect)
+app.command()(convert)
+app.command()(quantize)
 app.command()(doctor)
 
 
