@@ -22,9 +22,10 @@ ROOMS = {
         "arguments": {"formats", "tensor"},
         "backends": {"formats", "tensor", "threads"},
         "api": {"arguments", "backends", "tensor", "threads"},
-        "": {"_version", "api", "backends", "quantize", "tensor"},
+        "checkpoints": {"_version", "formats", "quantize", "tensor", "threads"},
+        "": {"_version", "api", "backends", "checkpoints", "quantize", "tensor"},
         "demo": {"", "formats", "quantize", "reference"},
-        "cli": {"", "demo", "quantize", "reference"},
+        "cli": {"", "checkpoints", "demo", "quantize", "reference"},
         "__main__": {"cli"},
     },
     "ptxemu": {

@@ -21,7 +21,9 @@ def test_public_names():
         "dequantize",
         "gemm",
         "grouped_gemm",
+        "load_checkpoint",
         "quantize",
+        "save_checkpoint",
     }
     for name in blockscale.__all__:
         assert getattr(blockscale, name).__doc__
