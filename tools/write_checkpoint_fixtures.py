@@ -7,9 +7,9 @@ The libraries' pins clash, so each has an environment of its own:
     A/bin/python tools/write_checkpoint_fixtures.py modelopt
     B/bin/python tools/write_checkpoint_fixtures.py llmcompressor
 
-Beside each checkpoint lies NAME.values.safetensors, the weights as the library itself dequantises them to bf16, with the
-versions in its metadata. The models: "llama" (dense), "moe" (a mixture of experts, one matrix each) and "stack" (experts
-in one tensor, which ModelOpt stores transposed).
+Beside each checkpoint lies NAME.values.safetensors, the weights as the library itself dequantises them to bf16, with
+the versions in its metadata. The models: "llama" (dense), "moe" (a mixture of experts, one matrix each) and "stack"
+(experts in one tensor, which ModelOpt stores transposed).
 """
 
 import argparse
@@ -25,20 +25,20 @@ from safetensors.torch import save_file
 
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "blockscale" / "fixtures"
 VOCABULARY = 32
-COMMON = dict(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    vocab_size=VOCABULARY,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    tie_word_embeddings=False,
-)
-EXPERTS = dict(num_experts_per_tok=2)
+COMMON = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts_per_tok": 2}
 MODELS = {
     "llama": ("Llama", {}),
     "moe": ("Qwen3Moe", dict(moe_intermediate_size=32, num_experts=4, **EXPERTS)),

@@ -56,7 +56,12 @@ def write(path, tensors, config=None, **documents):
 
 
 def modelopt_config(algorithm="NVFP4", group_size=16, exclude=()):
-    return {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": group_size, "exclude_modules": [*exclude]}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm,
+        "group_size": group_size,
+        "exclude_modules": [*exclude],
+    }
 
 
 def compressed_config(dynamic="local", group_size=16, ignore=(), **extra):
