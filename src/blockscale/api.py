@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, threads
+from blockscale import arguments, backends, ops, threads
+from blockscale.formats import packing
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -62,6 +63,10 @@ def gemm(
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
     """
+    if ops.traced(*_tensors(a, b, alpha, bias, out)) or ops.needs_gradient(a, alpha, bias):
+        options = _Options(activation, out_dtype, config, backend, invariant)
+        parts = _operand("a", a, a_sf, k, sf_layout), _operand("b", b, b_sf, k, sf_layout)
+        return _operator("gemm", parts, (), options, alpha, bias, out)
     left = arguments.operand("a", a, a_sf, k, sf_layout)
     right = arguments.check_pair(left, arguments.operand("b", b, b_sf, k, sf_layout))
     if k is not None and a_sf is None and b_sf is None:
@@ -110,6 +115,8 @@ def grouped_gemm(
     """
     options = _Options(activation, out_dtype, config, backend)
     result: Tensor | list[Tensor]
+    if ops.traced(*_tensors(a, b, alpha, bias, out)) or ops.needs_gradient(*_tensors(a, alpha, bias)):
+        return _grouped_operator(a, b, (group_sizes, group_offsets, masked_m), options, alpha, bias, out)
     if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
         _refuse("list", group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
         operands, result = _list_form(a, b, out, out_dtype)
@@ -154,7 +161,11 @@ class _Options:
             raise ValueError(f"config: {config!r}, expected None: the CPU backend has no configurations")
         if not isinstance(invariant, bool):
             raise TypeError(f"invariant: {arguments.kind(invariant)}, expected a bool")
-        self.backend, self.invariant = backend, invariant
+        self.backend, self.invariant, self.out_dtype = backend, invariant, out_dtype
+
+    def how(self) -> tuple[Any, ...]:
+        """The last part of an operator's arguments."""
+        return self.out_dtype, None, self.backend, self.invariant
 
     def run(self, problems: list[_Problem], device: torch.device) -> None:
         """Check what is left, then compute: nothing is written unless every problem passes."""
@@ -174,6 +185,77 @@ class _Options:
                     activation=self.activation,
                     invariant=self.invariant,
                 )
+
+
+def _tensors(*values: Any) -> list[Any]:
+    """What to ask `ops.traced` about: for an NVFP4Tensor its codes."""
+    flat = [y for x in values for y in (x if isinstance(x, (list, tuple)) else (x,))]
+    return [x.codes if isinstance(x, NVFP4Tensor) else x for x in flat]
+
+
+def _operand(
+    name: str, x: NVFP4Tensor | Tensor, scales: Tensor | None, k: int | None, layout: str
+) -> tuple[ops.Operand, int]:
+    """An operand for an operator, and its K; the operator's kernel checks the rest."""
+    if isinstance(x, NVFP4Tensor):
+        if scales is not None or k is not None:
+            raise ValueError(f"{name}_sf, k: given, but they go with raw operands only; {name} is an NVFP4Tensor")
+        return x.operand(), x.shape[-1]
+    if not isinstance(x, Tensor) or (name == "b" and scales is None):
+        raise TypeError(f"{name}: {arguments.kind(x)}, expected an NVFP4Tensor, or packed codes with {name}_sf")
+    if scales is None:
+        return ops.Operand(x, None, None, None, layout), x.shape[-1]
+    return ops.Operand(packing.as_bytes(x), scales.view(torch.uint8), None, None, layout), 2 * x.shape[
+        -1
+    ] if k is None else k
+
+
+def _operator(
+    name: str,
+    parts: tuple[tuple[ops.Operand, int], tuple[ops.Operand, int]],
+    groups: tuple[Tensor | None, ...],
+    options: _Options,
+    alpha: float | Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    """The product as an operator of torch, so that who traces or differentiates sees it whole."""
+    (a, a_k), (b, k) = parts
+    if a_k != k:
+        raise ValueError(f"a: K = {a_k}, but b has K = {k}")
+    call = (*a, *b, k, *groups, *ops.epilogue(alpha, bias, options.activation), *options.how())
+    if out is None:
+        result: Tensor = getattr(torch.ops.blockscale, name)(*call)
+        return result
+    if ops.needs_gradient(a.data, alpha, bias, out):
+        raise ValueError("out: given, but an operand requires grad; expected None, or a call under torch.no_grad()")
+    getattr(torch.ops.blockscale, f"{name}_out")(*call, out)
+    return out
+
+
+def _grouped_operator(
+    a: Any, b: Any, groups: tuple[Tensor | None, ...], options: _Options, alpha: Any, bias: Any, out: Any
+) -> Tensor | list[Tensor]:
+    if not isinstance(a, (list, tuple)) and not isinstance(b, (list, tuple)):
+        parts = _operand("a", a, None, None, "linear"), _operand("b", b, None, None, "linear")
+        return _operator("grouped_gemm", parts, groups, options, alpha, bias, out)
+    _refuse("list", **dict(zip(("group_sizes", "group_offsets", "masked_m"), groups, strict=True)))
+    if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)) or len(a) != len(b):
+        raise ValueError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists of one length")
+    outs = [None] * len(a) if out is None else out
+    each = zip(a, b, _per_group("alpha", alpha, len(a), 0), _per_group("bias", bias, len(a), 1), outs, strict=True)
+    return [
+        _operator(
+            "gemm",
+            (_operand("a", x, None, None, "linear"), _operand("b", y, None, None, "linear")),
+            (),
+            options,
+            one_alpha,
+            one_bias,
+            one_out,
+        )
+        for x, y, one_alpha, one_bias, one_out in each
+    ]
 
 
 _Operands = tuple[Any, Any, Tensor]

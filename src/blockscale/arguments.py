@@ -74,7 +74,7 @@ def check_plain(name: str, x: Tensor) -> None:
     if x.layout != torch.strided:
         raise TypeError(f"{name}: layout {x.layout}, expected a dense tensor")
     if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name}: requires grad, but gemm has no backward yet; call it under torch.no_grad()")
+        raise ValueError(f"{name}: requires grad; expected one that does not, or a call under torch.no_grad()")
 
 
 def batch_shape(a: NVFP4Tensor | Tensor, b: NVFP4Tensor) -> torch.Size:

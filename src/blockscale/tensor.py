@@ -6,15 +6,16 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
-from blockscale import threads
+from blockscale import ops, threads
 from blockscale.formats import blocks, e4m3, layouts, packing
 from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
 
@@ -141,6 +142,9 @@ class NVFP4Tensor:
         """The values, (..., M, K): fl32(code x fl32(scale x global_scale)), then rounded to `dtype`."""
         if dtype not in FLOAT_DTYPES:
             raise TypeError(f"dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
+        if ops.traced(self.codes):
+            made: Tensor = torch.ops.blockscale.dequantize(*self.operand(), self.shape[-1], dtype)
+            return made
         *_, k = self.shape
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
         codes, flat = self.codes.flatten(0, -2), out.view(-1, k)
@@ -154,6 +158,10 @@ class NVFP4Tensor:
         with threads.exact_arithmetic():
             threads.map_each(fill, range(0, len(codes), step))
         return out
+
+    def operand(self) -> ops.Operand:
+        """The parts as the operators of torch take them; the logical K goes beside them."""
+        return ops.Operand(self.codes, self.scales.view(torch.uint8), self.global_scale, self.group_sizes, self.layout)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same tensor on another device (itself if it is there already)."""
@@ -322,6 +330,39 @@ class NVFP4Tensor:
                 f"scales: byte 0x{byte:02X} at (row, block) index {where}; a scale is finite E4M3 with the sign bit "
                 f"clear, 0x00 to 0x{e4m3.LARGEST_CODE:02X}"
             )
+
+
+_PARTS = ("codes", "scales", "global_scale", "group_sizes", "scale_offsets", "divisor")
+
+
+def _flatten(t: NVFP4Tensor) -> tuple[list[Any], tuple[str, int]]:
+    return [getattr(t, name) for name in _PARTS], (t.layout, t.shape[-1])
+
+
+def _flatten_with_keys(t: NVFP4Tensor) -> tuple[list[tuple[Any, Any]], tuple[str, int]]:
+    return [(_pytree.GetAttrKey(name), getattr(t, name)) for name in _PARTS], (t.layout, t.shape[-1])
+
+
+def _unflatten(parts: Iterable[Any], context: tuple[str, int]) -> NVFP4Tensor:
+    """All sizes but K are those of the codes, so that they may be dynamic."""
+    codes, scales, unit, groups, offsets, divisor = parts
+    layout, k = context
+    shape = (
+        torch.Size((*codes.shape[:-1], k)) if isinstance(codes, Tensor) else torch.Size(())
+    )  # a tree of other things
+    return NVFP4Tensor(codes, scales, unit, layout, shape, groups, offsets, divisor)
+
+
+# For torch.export, torch.func and whoever else looks for the tensors inside of arguments and results.
+_pytree.register_pytree_node(
+    NVFP4Tensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="blockscale.NVFP4Tensor",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
 
 
 def _restore(cls: type[NVFP4Tensor], parts: dict[str, Any]) -> NVFP4Tensor:

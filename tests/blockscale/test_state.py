@@ -99,18 +99,20 @@ def test_every_new_tensor_names_its_dtype_and_device():
     assert not wrong, "\n".join(wrong)
 
 
-def test_gradients_are_refused_rather_than_lost():
-    w = bs.quantize(torch.randn(6, 64))
-    x = torch.randn(4, 64)
-    for name, arguments in {
-        "a": {"a": x.clone().requires_grad_()},
-        "bias": {"bias": torch.ones(6, requires_grad=True)},
-        "alpha": {"alpha": torch.ones((), requires_grad=True)},
-    }.items():
-        with pytest.raises(ValueError, match=f"{name}: requires grad"):
-            bs.gemm(**{"a": x, "b": w, **arguments})
+def test_gradients_are_refused_where_they_would_be_lost():
+    w, x = bs.quantize(torch.randn(6, 64)), torch.randn(4, 64)
+    out = torch.empty(4, 6, dtype=torch.bfloat16)
+    for arguments in (
+        {"a": x.clone().requires_grad_()},
+        {"bias": torch.ones(6, requires_grad=True)},
+        {"alpha": torch.ones((), requires_grad=True)},
+    ):
+        with pytest.raises(ValueError, match="out: given, but an operand requires grad"):
+            bs.gemm(**{"a": x, "b": w, "out": out, **arguments})
         with torch.no_grad():
-            bs.gemm(**{"a": x, "b": w, **arguments})
+            bs.gemm(**{"a": x, "b": w, "out": out, **arguments})
+    with pytest.raises(ValueError, match="out: requires grad"):
+        bs.gemm(x, w, out=out.clone().requires_grad_())
     unit = torch.ones((), requires_grad=True)
     assert not bs.NVFP4Tensor.from_parts(w.codes, w.scales, unit).global_scale.requires_grad
     assert not bs.quantize(torch.nn.Parameter(x), global_scale=unit).global_scale.requires_grad

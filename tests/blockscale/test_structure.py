@@ -22,6 +22,7 @@ def test_public_names():
         "gemm",
         "grouped_gemm",
         "load_checkpoint",
+        "nn",
         "quantize",
         "save_checkpoint",
     }

@@ -3,17 +3,18 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
+
+from blockscale.progress import progress as progress
 
 FAILED = 1  # the work was done and its result is not good enough
 REFUSED = 2  # the work could not be done
@@ -44,16 +45,6 @@ def _without_nan(value: Any) -> Any:
 def plain_table(title: str, **options: Any) -> Table:
     """A table without vertical lines, narrow enough for 80 columns."""
     return Table(title=Text(title), title_justify="left", box=box.SIMPLE, padding=0, show_edge=False, **options)
-
-
-@contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar that the yielded function advances by one step, shown only on a terminal and gone when done."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda: bar.advance(task)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale import threads
+from blockscale import ops, threads
 from blockscale.formats import e2m1, e4m3, layouts
 from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LINEAR, round_up
 from blockscale.quantize.methods import METHODS, Method
@@ -58,6 +58,11 @@ def quantize(
     """
     _check_arguments(x, method, layout, nonfinite, seed)
     groups = _groups_for(x, layout, group_sizes)
+    if ops.traced(x, global_scale, groups):
+        given = (global_scale, None) if isinstance(global_scale, Tensor) else (None, global_scale)
+        codes, scales, unit = torch.ops.blockscale.quantize(x.detach(), method, *given, layout, groups, nonfinite)
+        offsets = None if groups is None else layouts.scale_offsets(groups)
+        return NVFP4Tensor(codes, scales.view(torch.float8_e4m3fn), unit, layout, x.shape, groups, offsets)
     with threads.exact_arithmetic():
         # One copy where rows of a batch do not lie in a regular grid; a matrix never needs it.
         rows = x.detach() if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
