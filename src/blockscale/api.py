@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, threads
+from blockscale import arguments, backends, heuristics, threads
+from blockscale.backends import gpu
+from blockscale.config import Config
+from blockscale.launch import emulated
+from blockscale.problem import Problem, Target, target_named
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -33,7 +37,7 @@ def gemm(
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
-    config: None = None,
+    config: Config | None = None,
     backend: str | None = None,
     invariant: bool = False,
 ) -> Tensor:
@@ -52,16 +56,24 @@ def gemm(
         activation: None, "relu", "gelu" (the exact form, with erf) or "silu".
         out_dtype: fp16, bf16 or fp32.
         out: where to write, of shape (..., M, N) and dtype `out_dtype`, apart from every input; it is returned.
-        config: None; the CPU backend has no configurations.
+        config: how a GPU's kernel is to do it, see `config_for`; None to let the heuristics choose. None on the CPU.
         backend: None to choose by the operands' device, or a name from `available_backends()`.
         invariant: a row's bits do not depend on the other rows (slower).
 
     Returns:
-        The result, within the contract: |y - exact| <= rounding of out_dtype + 2^-20 x sum_k |a||b| x |alpha| (CPU).
+        The result, within the contract: |y - exact| <= rounding of out_dtype + c x sum_k |a||b| x |alpha|, with
+        c = 2^-20 on the CPU and (4 + K/1024) x 2^-20 on tensor cores.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
+        RuntimeError: a kernel has to be compiled and cannot be, or CUDA refuses.
     """
+    signature = None
+    if out is not None and a_sf is None and b_sf is None and bias is None:
+        signature = gpu.signature(a, b, out, alpha, k, sf_layout, activation, out_dtype, config, backend, invariant)
+        if signature is not None and (call := gpu.known().get(signature)) is not None:
+            call(a, b, out, alpha)  # type: ignore[arg-type] # the signature holds their types
+            return out
     left = arguments.operand("a", a, a_sf, k, sf_layout)
     right = arguments.check_pair(left, arguments.operand("b", b, b_sf, k, sf_layout))
     if k is not None and a_sf is None and b_sf is None:
@@ -72,8 +84,41 @@ def gemm(
     if out is not None:
         inputs = {"a": a, "b": b, "a_sf": a_sf, "b_sf": b_sf, "alpha": alpha, "bias": bias}
         arguments.check_overlap({"out": out}, inputs)
-    options.run([_Problem(left, right, target, alpha, bias)], right.device)
+    (call,) = options.run([_Problem(left, right, target, alpha, bias)], right.device)
+    if signature is not None and call is not None:
+        gpu.remember(signature, call)
     return target
+
+
+def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
+    """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results.
+
+    Args:
+        gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.
+
+    Raises:
+        TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
+    """
+    return heuristics.choose(Problem(m, n, k), _target(gpu)).config
+
+
+def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
+    """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
+    target = _target(gpu)
+    choice = heuristics.choose(Problem(m, n, k), target)
+    head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
+    return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
+
+
+def _target(name: str | None) -> Target:
+    if name is not None:
+        return target_named(name)
+    here = backends.target_here(torch.device("cpu")) if emulated.active() or not torch.cuda.is_available() else None
+    if here is None and torch.cuda.is_available():
+        here = backends.target_here(torch.device("cuda", torch.cuda.current_device()))
+    if here is None:
+        raise ValueError("gpu: None, but there is no GPU here; name one, such as 'b200'")
+    return here
 
 
 def grouped_gemm(
@@ -88,7 +133,7 @@ def grouped_gemm(
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | list[Tensor] | None = None,
-    config: None = None,
+    config: Config | None = None,
     backend: str | None = None,
 ) -> Tensor | list[Tensor]:
     """One matrix product a group, equal bit for bit to a loop of `gemm`. Three forms:
@@ -146,25 +191,30 @@ class _Options:
     """What all products of a call share."""
 
     def __init__(
-        self, activation: str | None, out_dtype: torch.dtype, config: None, backend: str | None, invariant: bool = False
+        self,
+        activation: str | None,
+        out_dtype: torch.dtype,
+        config: Config | None,
+        backend: str | None,
+        invariant: bool = False,
     ) -> None:
         self.activation = arguments.check_activation(activation)
         arguments.check_out_dtype(out_dtype)
-        if config is not None:
-            raise ValueError(f"config: {config!r}, expected None: the CPU backend has no configurations")
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"config: {arguments.kind(config)}, expected None or a Config")
         if not isinstance(invariant, bool):
             raise TypeError(f"invariant: {arguments.kind(invariant)}, expected a bool")
-        self.backend, self.invariant = backend, invariant
+        self.backend, self.invariant, self.config = backend, invariant, config
 
-    def run(self, problems: list[_Problem], device: torch.device) -> None:
+    def run(self, problems: list[_Problem], device: torch.device) -> list[gpu.Call | None]:
         """Check what is left, then compute: nothing is written unless every problem passes."""
-        backend = backends.pick(self.backend, device)
+        backend = backends.pick(self.backend, device, self.config)
         calls = [
             (p, arguments.check_alpha(p.alpha, device), arguments.check_bias(p.bias, p.b.shape[-2], device))
             for p in problems
         ]
         with threads.exact_arithmetic():
-            for p, alpha, bias in calls:
+            return [
                 backend.gemm(
                     p.a,
                     p.b,
@@ -173,7 +223,10 @@ class _Options:
                     bias=bias,
                     activation=self.activation,
                     invariant=self.invariant,
+                    config=self.config,
                 )
+                for p, alpha, bias in calls
+            ]
 
 
 _Operands = tuple[Any, Any, Tensor]

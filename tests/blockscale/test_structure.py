@@ -15,12 +15,17 @@ def test_public_names():
     import blockscale
 
     assert set(blockscale.__all__) == {
+        "Config",
         "NVFP4Tensor",
         "__version__",
         "available_backends",
+        "config_for",
         "dequantize",
+        "emulated",
+        "explain",
         "gemm",
         "grouped_gemm",
+        "persisting_l2",
         "quantize",
     }
     for name in blockscale.__all__:

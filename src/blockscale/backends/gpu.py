@@ -1,0 +1,222 @@
+"""What the GPU families share: operands in, plan out, launch. A family's own file says which `Target` it is.
+
+`gemm` is the whole line. A `Call` is its end with everything decided: for arguments whose every property was validated
+before, it looks at addresses alone. `known` holds one for each such combination of properties (`signature`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockscale import arguments, plan
+from blockscale.config import Config
+from blockscale.formats.layouts import ATOMS
+from blockscale.launch import cuda, emulated
+from blockscale.plan import Launcher, Plan
+from blockscale.problem import Problem, Target
+from blockscale.tensor import NVFP4Tensor
+
+DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+ALIGNMENT = 16  # of codes and scales, for TMA
+_MOST_KNOWN = 4096
+
+
+def why_not(target: Target) -> str | None:
+    """None if `target`'s kernels can run here: on a GPU, or because an emulator of it is active."""
+    active = emulated.active()
+    if active is not None and active.target.arch == target.arch:
+        return None
+    reason = cuda.why_not(target)
+    return None if reason is None else f"{reason}; `with emulated({target.arch!r})` runs its kernels without one"
+
+
+def launcher(target: Target, device: torch.device) -> Launcher:
+    """What launches on `device`.
+
+    Raises:
+        ValueError: neither that GPU nor an emulator of it.
+    """
+    if device.type == "cuda":
+        return cuda.launcher(target, device)
+    active = emulated.active()
+    if device.type == "cpu" and active is not None and active.target.arch == target.arch:
+        return active
+    raise ValueError(
+        f"backend: {target.backend!r} needs operands on a GPU, not on {device}; "
+        f"inside `emulated({target.arch!r})` the CPU's will do"
+    )
+
+
+def gemm(
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: Tensor,
+    *,
+    target: Target,
+    alpha: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    invariant: bool = False,
+    config: Config | None = None,
+) -> Call | None:
+    """out = alpha x a @ b^T; the caller has checked the arguments. Scales in another layout than "128x4" and results
+    of other strides than a kernel writes are copied.
+
+    Returns:
+        A `Call` that does the same for operands and a result of the same properties, or None where there was a copy.
+
+    Raises:
+        Unsupported: `supports` says why. ValueError: operands that are not aligned, or lie on no GPU.
+        CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
+    """
+    if out.numel() == 0:
+        return None
+    device = launcher(target, out.device)
+    batch, m, n = math.prod(out.shape[:-2]), *out.shape[-2:]
+    batch_a, batch_b = math.prod(a.shape[:-2]), math.prod(b.shape[:-2])
+    at_once = batch_a in (1, batch) and batch_b in (1, batch)  # else a batch that broadcasts both: matrix by matrix
+    ld_out = _rows_apart(out)
+    problem = Problem(
+        m,
+        n,
+        a.shape[-1],
+        *((batch, batch_a, batch_b) if at_once else (1, 1, 1)),
+        a="nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype],
+        out_dtype=DTYPE_NAMES[out.dtype],
+        bias=bias is not None,
+        activation=activation,
+        invariant=invariant,
+    )
+    made = plan.plan(problem, device, config, n if ld_out is None else ld_out)
+    assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
+    left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
+    result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    call = Call(made)
+    if at_once:
+        call(left, right, result, alpha)
+    else:
+        pointers, factor = call.arguments(left, right, result, alpha)
+        step = m * made.scalars[3] * out.itemsize
+        for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
+            made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
+    if result is not out:
+        out.copy_(result)
+    return call if at_once and (left, right, result) == (a, b, out) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A plan, called with operands and a result whose shapes, dtypes, layouts, strides and devices fit it."""
+
+    plan: Plan
+
+    def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None) -> None:
+        """Checks what depends on addresses and values, and launches.
+
+        Raises:
+            ValueError: an operand is not aligned, `out` overlaps one, or alpha is not finite.
+        """
+        pointers, factor = self.arguments(a, b, out, alpha)
+        self.plan.run(pointers, factor)
+
+    def arguments(
+        self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
+    ) -> tuple[list[int], float]:
+        """The addresses that a launch takes, and the factor."""
+        plan = self.plan
+        factor = 1.0
+        tensor = plan.launcher.one
+        if isinstance(alpha, Tensor):
+            tensor = alpha
+        elif alpha is not None:
+            factor = float(alpha)
+            if not math.isfinite(factor):
+                arguments.check_alpha(alpha, out.device)
+        given = (a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor)
+        pointers = [t.data_ptr() for t in given]
+        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[4] % out.itemsize:
+            _refuse_misaligned(given)
+        start, stop = pointers[4], pointers[4] + plan.sizes[4]
+        for i in (0, 1, 2, 3, 5, 6, 7):
+            if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
+                arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
+        return pointers, factor
+
+
+def _refuse_misaligned(given: tuple[Tensor, ...]) -> None:
+    names = ("a.codes", "b.codes", "a.scales", "b.scales", "out")
+    for name, tensor in zip(names, given, strict=False):
+        allowed = tensor.itemsize if name == "out" else ALIGNMENT
+        if tensor.data_ptr() % allowed:
+            raise ValueError(f"{name}: at address {tensor.data_ptr():#x}, expected a multiple of {allowed} bytes")
+
+
+def _rows_apart(out: Tensor) -> int | None:
+    """Elements between rows of a result that a kernel can write: rows dense, matrices one after another; else None."""
+    *batch, m, n = out.shape
+    try:
+        matrices = out.view(math.prod(batch), m, n)
+    except RuntimeError:
+        return None
+    by_matrix, by_row, by_column = matrices.stride()
+    if n > 1 and by_column != 1:
+        return None
+    if m == 1:
+        by_row = by_matrix if len(matrices) > 1 else n
+    return by_row if by_row >= n and (len(matrices) == 1 or by_matrix == m * by_row) else None
+
+
+def _matrices(
+    a: torch.Size, b: torch.Size, out: torch.Size, sizes: tuple[int, ...], step: int
+) -> Iterator[tuple[int, ...]]:
+    """For each matrix of the result, how far its addresses are from those of `plan.POINTERS`; `step` bytes in `out`."""
+    of_a, of_b = (np.broadcast_to(np.arange(math.prod(x)).reshape(x), out).ravel().tolist() for x in (a, b))
+    for i, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
+        yield x * sizes[0], y * sizes[1], x * sizes[2], y * sizes[3], i * step, 0, 0, 0
+
+
+def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any, ...] | None:
+    """Every property of a call's arguments that validation looks at, but for addresses and values; None where the call
+    is of another form (a result to be made, raw or floating operands)."""
+    if type(a) is not NVFP4Tensor or type(b) is not NVFP4Tensor or type(out) is not Tensor or out.requires_grad:
+        return None
+    return (
+        a.shape,
+        a.layout,
+        a.codes.device,
+        b.shape,
+        b.layout,
+        b.codes.device,
+        out.shape,
+        out.stride(),
+        out.dtype,
+        out.device,
+        out.is_inference(),
+        torch.is_inference_mode_enabled(),
+        (alpha.dtype, alpha.shape, alpha.device, alpha.requires_grad) if isinstance(alpha, Tensor) else type(alpha),
+        *options,
+    )
+
+
+_known: dict[tuple[Any, ...], Call] = {}
+
+
+def known() -> dict[tuple[Any, ...], Call]:
+    """The calls validated before, by signature: the active emulator's, or those of all GPUs."""
+    active = emulated.active()
+    return _known if active is None else active.known
+
+
+def remember(signature: tuple[Any, ...], call: Call) -> None:
+    """Keep `call` for arguments with this signature."""
+    calls = known()
+    if len(calls) >= _MOST_KNOWN:
+        calls.clear()
+    calls[signature] = call
