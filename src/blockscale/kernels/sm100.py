@@ -45,19 +45,20 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Float64, Int16, Int32, Int64, Uint8, cute
+from cutlass import Float32, Int16, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from blockscale.kernels.parts import tensorcore as tc
-from blockscale.kernels.parts.epilogue import Output, split
-from blockscale.kernels.parts.geometry import ATOM_COLUMNS, ATOM_ROWS, STEPS, TILE_K, TILE_M, Geometry
+from blockscale.kernels.parts import tensorcore, tma
+from blockscale.kernels.parts.epilogue import Alpha, Output
+from blockscale.kernels.parts.geometry import ATOM_ROWS, STEPS, TILE_K, TILE_M, Geometry
 from blockscale.kernels.parts.ring import Ring
 from blockscale.kernels.parts.schedule import RASTERS, Tiles
-from blockscale.kernels.parts.tma import CODE_BYTES, Operand, code_layout, code_map, scale_box, scale_layout, scale_map
+from blockscale.kernels.parts.tensorcore import LANES, TensorCore
+from blockscale.kernels.parts.tma import CODE_BYTES, Operand
 
 WARP = 32
-EPILOGUE = (0, 1, 2, 3)
+EPILOGUE = (0, 1, 2, 3)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
 MMA = 4
 LOAD = 5
 THREADS = WARP * (len(EPILOGUE) + 2)
@@ -76,9 +77,8 @@ class Context:
     batches: tuple[Int32, Int32]  # matrices of a and of b: as many as of the output, or one for all
     smem: Any
     tmem: Int32
+    alpha: Alpha
     out: Output
-    factors: tuple[cute.Pointer, ...]
-    factor: Float32
 
 
 class Sm100Gemm:
@@ -105,6 +105,11 @@ class Sm100Gemm:
         self.geometry = Geometry(tile[1], stages, accumulators)
         self.raster = raster
         self.out_dtype = DTYPES[out_dtype]
+
+    def __repr__(self):
+        """Also in the kernel's name."""
+        g = self.geometry
+        return f"Sm100Gemm_{TILE_M}x{g.tile_n}_{g.ring}_{g.accumulators}_{self.raster}_{self.out_dtype.__name__}"
 
     @cute.jit
     def __call__(
@@ -139,25 +144,25 @@ class Sm100Gemm:
             batch: matrices of out; batch_a and batch_b are the same or 1.
             ctas: at most so many are launched.
         """
-        geometry = self.geometry
+        g = self.geometry
         k = cute.assume(k, 64)
-        tiles = Tiles(cute.ceil_div(m, TILE_M), cute.ceil_div(n, geometry.tile_n), batch, self.raster)
+        tiles = Tiles(cute.ceil_div(m, TILE_M), cute.ceil_div(n, g.tile_n), batch, self.raster)
         self.kernel(
-            code_map(a, m, k, batch_a, TILE_M),
-            code_map(b, n, k, batch_b, geometry.tile_n),
-            scale_map(sfa, m, k, batch_a, 1),
-            scale_map(sfb, n, k, batch_b, geometry.atoms_n),
+            tma.code_map(a, m, k, batch_a, TILE_M),
+            tma.code_map(b, n, k, batch_b, g.tile_n),
+            tma.scale_map(sfa, m, k, batch_a, 1),
+            tma.scale_map(sfb, n, k, batch_b, g.atoms_n),
             (unit_a, unit_b, alpha),
             factor,
             out,
-            (m, n, k),
             ld_out,
+            (m, n, k),
             (tiles.m, tiles.n, batch),
             (batch_a, batch_b),
         ).launch(
             grid=[cutlass.min(tiles.count, ctas), 1, 1],
             block=[THREADS, 1, 1],
-            smem=geometry.smem_bytes,
+            smem=g.smem_bytes,
             min_blocks_per_mp=1,
             stream=stream,
         )
@@ -172,15 +177,17 @@ class Sm100Gemm:
         factors: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         factor: Float32,
         out: cute.Pointer,
-        size: tuple[Int32, Int32, Int32],
         ld_out: Int64,
+        size: tuple[Int32, Int32, Int32],
         tiles: tuple[Int32, Int32, Int32],
         batches: tuple[Int32, Int32],
     ):
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        smem, ab, acc, operands = self.allocate((map_a, map_b, map_sfa, map_sfb))
-        self.prepare(warp, smem, ab, acc)
         m, n, k = size
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = self.shared_memory()
+        ab, acc = self.rings(smem)
+        operands = self.operands(smem, (map_a, map_b, map_sfa, map_sfb))
+        self.prepare(warp, smem, ab, acc, operands)
         context = Context(
             ab=ab,
             acc=acc,
@@ -190,9 +197,8 @@ class Sm100Gemm:
             batches=batches,
             smem=smem,
             tmem=smem.tmem.ptr.load(),
+            alpha=Alpha(factors, factor),
             out=Output(out, self.out_dtype, m, n, ld_out),
-            factors=factors,
-            factor=factor,
         )
         if warp == LOAD:
             self.load(context)
@@ -203,8 +209,7 @@ class Sm100Gemm:
         ab.check()
         acc.check()
 
-    def allocate(self, maps):
-        """Shared memory, and what lies in it: the rings and the slots of the operands."""
+    def shared_memory(self):
         g = self.geometry
 
         @cute.struct
@@ -219,40 +224,49 @@ class Sm100Gemm:
             sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.ring * g.sfa_bytes // 2], 1024]
             sfb: cute.struct.Align[cute.struct.MemRange[Int16, g.ring * g.sfb_bytes // 2], 1024]
 
-        smem = SmemAllocator().allocate(Smem)
-        ab = Ring(
-            "ab", smem.ab_full.data_ptr(), smem.ab_empty.data_ptr(), g.ring, fills=1, empties=1, copied=g.stage_bytes
+        if Smem.size_in_bytes() != g.smem_bytes:
+            raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {g.smem_bytes}")
+        return SmemAllocator().allocate(Smem)
+
+    def rings(self, smem):
+        g = self.geometry
+        ab_full, ab_empty = smem.ab_full.data_ptr(), smem.ab_empty.data_ptr()
+        acc_full, acc_empty = smem.acc_full.data_ptr(), smem.acc_empty.data_ptr()
+        ab = Ring("ab", ab_full, ab_empty, g.ring, fills=1, empties=1, copied=g.stage_bytes)
+        acc = Ring("acc", acc_full, acc_empty, g.accumulators, fills=1, empties=len(EPILOGUE))
+        return ab, acc
+
+    def operands(self, smem, maps):
+        g = self.geometry
+        a, b = tma.code_layout(TILE_M, g.ring), tma.code_layout(g.tile_n, g.ring)
+        boxes = tma.code_box(TILE_M), tma.code_box(g.tile_n), tma.scale_box(1), tma.scale_box(g.atoms_n)
+        slots = (
+            smem.a.get_tensor(a.outer, swizzle=a.inner),
+            smem.b.get_tensor(b.outer, swizzle=b.inner),
+            smem.sfa.get_tensor(tma.scale_layout(1, g.ring)),
+            smem.sfb.get_tensor(tma.scale_layout(g.atoms_n, g.ring)),
         )
-        acc = Ring(
-            "acc", smem.acc_full.data_ptr(), smem.acc_empty.data_ptr(), g.accumulators, fills=1, empties=len(EPILOGUE)
-        )
-        a, b = code_layout(TILE_M, g.ring), code_layout(g.tile_n, g.ring)
-        map_a, map_b, map_sfa, map_sfb = maps
-        operands = (
-            Operand(map_a, (TILE_M, CODE_BYTES), smem.a.get_tensor(a.outer, swizzle=a.inner)),
-            Operand(map_b, (g.tile_n, CODE_BYTES), smem.b.get_tensor(b.outer, swizzle=b.inner)),
-            Operand(map_sfa, scale_box(1), smem.sfa.get_tensor(scale_layout(1, g.ring))),
-            Operand(map_sfb, scale_box(g.atoms_n), smem.sfb.get_tensor(scale_layout(g.atoms_n, g.ring))),
-        )
-        return smem, ab, acc, operands
+        return tuple(map(Operand, maps, boxes, slots))
 
     @cute.jit
-    def prepare(self, warp, smem, ab, acc):
+    def prepare(self, warp, smem, ab, acc, operands):
         """Barriers and tensor memory, before any role starts."""
         if warp == LOAD:
+            for operand in operands:
+                cpasync.prefetch_descriptor(operand.map.atom)
             with cute.arch.elect_one():
                 ab.initialise()
                 acc.initialise()
             cute.arch.mbarrier_init_fence()
         if warp == MMA:
-            tc.allocate(smem.tmem.ptr, self.geometry.tmem_allocation)
-        tc.before_sync()
+            tensorcore.allocate(smem.tmem.ptr, self.geometry.tmem_allocation)
+        tensorcore.before_sync()
         cute.arch.sync_threads()
-        tc.after_sync()
+        tensorcore.after_sync()
 
     @cute.jit
     def load(self, c):
-        """Fills slots with the boxes of each k tile, from a's row of tiles and b's."""
+        """Fills slots with the boxes of a k tile, for one tile after the other."""
         ab, tiles, k_tiles, (a, b, sfa, sfb), (batch_a, batch_b) = c.ab, c.tiles, c.k_tiles, c.operands, c.batches
         tile_n = self.geometry.tile_n
         slot = ab.producer()
@@ -262,7 +276,7 @@ class Sm100Gemm:
             of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
             for k in cutlass.range(k_tiles, unroll=1):
                 ab.wait_empty(slot)
-                ab.expect(slot)
+                ab.expect_copies(slot)
                 a.fetch((row * TILE_M, k * CODE_BYTES, of_a), slot, ab)
                 b.fetch((column * tile_n, k * CODE_BYTES, of_b), slot, ab)
                 sfa.fetch((0, k * STEPS, row, of_a), slot, ab)
@@ -273,9 +287,9 @@ class Sm100Gemm:
 
     @cute.jit
     def mma(self, c):
-        """Multiplies slot by slot into an accumulator; frees tensor memory when the epilogue is through with it."""
-        ab, acc, tiles, k_tiles, base = c.ab, c.acc, c.tiles, c.k_tiles, c.tmem
-        multiply_slot = self.multiplier(c.smem, base)
+        """Multiplies slot after slot into an accumulator; frees tensor memory once the epilogue is done with it."""
+        ab, acc, tiles, k_tiles, tmem = c.ab, c.acc, c.tiles, c.k_tiles, c.tmem
+        core = TensorCore.of(self.geometry, c.smem, tmem)
         slot, sums = ab.consumer(), acc.producer()
         tile = tiles.first()
         while tiles.has(tile):
@@ -283,61 +297,26 @@ class Sm100Gemm:
             acc.wait_empty(sums)
             for k in cutlass.range(k_tiles, unroll=1):
                 ab.wait_full(slot)
-                tc.after_sync()  # also after the epilogue's loads
-                multiply_slot(slot.index, sums.index, column, k > 0)
+                tensorcore.after_sync()  # after the copies, and after the epilogue's loads
+                core.copy_scales(slot.index)
+                core.multiply(slot.index, sums.index, column, k > 0)
                 ab.commit_empty(slot)
                 slot = slot.next()
             acc.commit_full(sums)
             sums = sums.next()
             tile = tiles.after(tile)
         acc.drain(sums)
-        tc.after_sync()
-        tc.free(base, self.geometry.tmem_allocation)
-
-    def multiplier(self, smem, base):
-        """A function that issues a slot's copies of scales and its multiplications; addresses are computed once."""
-        g = self.geometry
-        a, b = tc.codes(smem.a.data_ptr()), tc.codes(smem.b.data_ptr())
-        sfa, sfb = tc.scales(smem.sfa.data_ptr()), tc.scales(smem.sfb.data_ptr())
-        instruction = tc.instruction(TILE_M, g.tile_n)
-        scales = base + g.accumulators * g.tile_n
-        step_n = g.atoms_n * ATOM_COLUMNS
-
-        def multiply_slot(slot, sums, column, accumulate):
-            begin = (column * g.tile_n % ATOM_ROWS) // 32 if g.tile_n % 32 == 0 else 0  # within the first atom
-            tsfa = scales + slot * g.scale_columns
-            tsfb = tsfa + g.sfa_columns
-            slot_a, slot_b = a + slot * (g.a_bytes // tc.UNIT), b + slot * (g.b_bytes // tc.UNIT)
-            slot_sfa, slot_sfb = sfa + slot * (g.sfa_bytes // tc.UNIT), sfb + slot * (g.sfb_bytes // tc.UNIT)
-            with cute.arch.elect_one():
-                for step in range(STEPS):
-                    tc.copy_atom(tsfa + step * ATOM_COLUMNS, slot_sfa + step * tc.ATOM)
-                    for atom in range(g.atoms_n):
-                        source = slot_sfb + (atom * STEPS + step) * tc.ATOM
-                        tc.copy_atom(tsfb + step * step_n + atom * ATOM_COLUMNS, source)
-                for step in range(STEPS):
-                    tc.multiply(
-                        base + sums * g.tile_n,
-                        slot_a + step * tc.STEP,
-                        slot_b + step * tc.STEP,
-                        tsfa + step * ATOM_COLUMNS,
-                        tsfb + step * step_n + begin,
-                        instruction,
-                        accumulate if step == 0 else True,
-                    )
-
-        return multiply_slot
+        tensorcore.after_sync()
+        tensorcore.free(tmem, self.geometry.tmem_allocation)
 
     @cute.jit
     def epilogue(self, c, warp):
-        """Brings an accumulator to the output; a thread has a row, and takes it a few columns at a time."""
-        acc, tiles, out, tmem, tile_n = c.acc, c.tiles, c.out, c.tmem, self.geometry.tile_n
-        unit_a, unit_b, alpha = c.factors
-        product = Float64(unit_a.load()) * Float64(unit_b.load()) * Float64(alpha.load()) * Float64(c.factor)
-        mantissa, power = split(product)
-        vectors = out.aligned()
+        """Brings accumulators to the output; a thread has a row of the tile, and takes a few columns at a time."""
+        acc, tiles, alpha, out, tmem, tile_n = c.acc, c.tiles, c.alpha, c.out, c.tmem, self.geometry.tile_n
         columns = next(count for count in (32, 16, 8) if tile_n % count == 0)
-        lanes = warp * WARP
+        lanes = warp * LANES
+        x, power = alpha.load()
+        aligned = out.aligned()
         sums = acc.consumer()
         tile = tiles.first()
         while tiles.has(tile):
@@ -345,13 +324,12 @@ class Sm100Gemm:
             row = tile_row * TILE_M + lanes + cute.arch.lane_idx()
             target = out.row(matrix, row)
             acc.wait_full(sums)
-            tc.after_sync()
+            tensorcore.after_sync()
             for part in cutlass.range(tile_n // columns, unroll=1):
-                source = tmem + (lanes << 16) + sums.index * tile_n + part * columns
-                values = tc.load_columns(source, columns)
+                values = tensorcore.load(tmem + (lanes << 16) + sums.index * tile_n + part * columns, columns)
                 column = tile_column * tile_n + part * columns
-                out.store(values * mantissa * power, row, column, target + column, vectors)
-            tc.before_sync()
+                out.store(values * x * power, row, column, target + column, aligned)
+            tensorcore.before_sync()
             acc.arrive_empty(sums, len(EPILOGUE))
             sums = sums.next()
             tile = tiles.after(tile)

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Boolean, Int32, cute
 
 RASTERS = ("m", "n")
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """All tiles of a batch of matrices, numbered along `raster` first; CTA i takes tiles i, i + CTAs, i + 2 CTAs, ...
+    """The tiles of a batch of matrices, numbered along `raster` first; CTA i takes tiles i, i + CTAs, i + 2 CTAs, ...
 
-    With as many CTAs as tiles each computes one; with fewer, CTAs go on to another tile without a new launch.
+    With as many CTAs as tiles each computes one; with fewer, a CTA goes on to its next tile without starting anew.
     """
 
     m: Int32
@@ -21,19 +21,19 @@ class Tiles:
     raster: str
 
     @property
-    def count(self):
+    def count(self) -> Int32:
         return self.m * self.n * self.batch
 
-    def first(self):
+    def first(self) -> Int32:
         return cute.arch.block_idx()[0]
 
-    def has(self, tile):
+    def has(self, tile: Int32) -> Boolean:
         return tile < self.count
 
-    def after(self, tile):
+    def after(self, tile: Int32) -> Int32:
         return tile + cute.arch.grid_dim()[0]
 
-    def at(self, tile):
+    def at(self, tile: Int32) -> tuple[Int32, Int32, Int32]:
         """(row of tiles, column of tiles, matrix)"""
         inner, outer = (self.m, self.n) if self.raster == "m" else (self.n, self.m)
         line, x = tile // inner, tile % inner
