@@ -50,7 +50,7 @@ def choose(problem: Problem, target: Target) -> Choice:
         found = [c for c in found if c.accumulators == 1] or found
         reasons.append("one accumulator: " + ("two do not fit" if not double else "a CTA does one tile at most"))
     (config, *_) = found
-    config, why = _raster(config, asked)
+    config, why = _raster(config, asked, target)
     reasons.append(why)
     return Choice(config, tuple(reasons))
 
@@ -74,11 +74,20 @@ def _least_time(found: list[Config], problem: Problem, target: Target, reasons: 
     return [c for c in found if c.tile[1] == best.tile[1]]
 
 
-def _raster(config: Config, problem: Problem) -> tuple[Config, str]:
-    """Consecutive tiles lie along the shorter side, so that those in flight share the most rows of operands."""
-    rows, columns = -(-problem.m // config.tile[0]), -(-problem.n // config.tile[1])
-    raster = "m" if rows <= columns else "n"
-    why = f"raster along {raster}: {rows} x {columns} tiles, the shorter side first keeps more of the operands in L2"
+def _raster(config: Config, problem: Problem, target: Target) -> tuple[Config, str]:
+    """The direction in which the tiles in flight touch the fewest rows of operands: what L2 has to hold."""
+    height, width = config.tile
+    down, across = -(-problem.m // height), -(-problem.n // width)
+    in_flight = min(down * across, target.sms)
+
+    def rows(raster: str) -> int:
+        first, second = (down, across) if raster == "m" else (across, down)
+        near, far = min(first, in_flight), min(second, -(-in_flight // first))
+        return near * height + far * width if raster == "m" else near * width + far * height
+
+    raster = min("mn", key=rows)
+    touched = f"{rows('m')} rows of operands along m, {rows('n')} along n"
+    why = f"raster along {raster}: {in_flight} tiles in flight touch {touched}"
     return replace(config, raster=raster), why
 
 

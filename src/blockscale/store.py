@@ -59,7 +59,7 @@ def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
         "machine": platform.machine(),  # of the host code
         "sources": _sources(),
         "arch": target.arch,
-        "config": config.code(),
+        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.code().items()},
         "a": problem.a,
         "b": problem.b,
         "out_dtype": problem.out_dtype,

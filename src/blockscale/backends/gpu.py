@@ -98,7 +98,7 @@ def gemm(
     assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
     left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
     result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    call = Call(made)
+    call = Call(made, out.shape, out.dtype)
     if at_once:
         call(left, right, result, alpha)
     else:
@@ -116,15 +116,20 @@ class Call:
     """A plan, called with operands and a result whose shapes, dtypes, layouts, strides and devices fit it."""
 
     plan: Plan
+    shape: torch.Size  # of the result
+    dtype: torch.dtype
 
-    def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None) -> None:
-        """Checks what depends on addresses and values, and launches.
+    def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor | None, alpha: float | Tensor | None) -> Tensor:
+        """Checks what depends on addresses and values, and launches; makes the result if `out` is None.
 
         Raises:
             ValueError: an operand is not aligned, `out` overlaps one, or alpha is not finite.
         """
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype, device=a.codes.device)
         pointers, factor = self.arguments(a, b, out, alpha)
         self.plan.run(pointers, factor)
+        return out
 
     def arguments(
         self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
@@ -184,25 +189,23 @@ def _matrices(
 
 def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any, ...] | None:
     """Every property of a call's arguments that validation looks at, but for addresses and values; None where the call
-    is of another form (a result to be made, raw or floating operands)."""
-    if type(a) is not NVFP4Tensor or type(b) is not NVFP4Tensor or type(out) is not Tensor or out.requires_grad:
+    is of another form (raw or floating operands)."""
+    if type(a) is not NVFP4Tensor or type(b) is not NVFP4Tensor:
         return None
-    return (
-        a.shape,
-        a.layout,
-        a.codes.device,
-        b.shape,
-        b.layout,
-        b.codes.device,
-        out.shape,
-        out.stride(),
-        out.dtype,
-        out.device,
-        out.is_inference(),
-        torch.is_inference_mode_enabled(),
-        (alpha.dtype, alpha.shape, alpha.device, alpha.requires_grad) if isinstance(alpha, Tensor) else type(alpha),
-        *options,
-    )
+    result = None
+    if out is not None:
+        if type(out) is not Tensor or out.requires_grad:
+            return None
+        result = out.shape, out.stride(), out.dtype, out.device, out.is_inference()
+    if isinstance(alpha, Tensor):
+        if alpha.requires_grad:
+            return None
+        factor: Any = alpha.dtype, alpha.shape, alpha.device
+    else:
+        factor = type(alpha)
+    inference = torch.is_inference_mode_enabled()
+    of_a, of_b = (a.shape, a.layout, a.codes.device), (b.shape, b.layout, b.codes.device)
+    return of_a, of_b, result, factor, inference, options
 
 
 _known: dict[tuple[Any, ...], Call] = {}
