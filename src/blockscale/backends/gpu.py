@@ -79,22 +79,9 @@ def gemm(
     if out.numel() == 0:
         return None
     device = launcher(target, out.device)
-    batch, m, n = math.prod(out.shape[:-2]), *out.shape[-2:]
-    batch_a, batch_b = math.prod(a.shape[:-2]), math.prod(b.shape[:-2])
-    at_once = batch_a in (1, batch) and batch_b in (1, batch)  # else a batch that broadcasts both: matrix by matrix
+    problem, at_once = _problem(a, b, out, bias is not None, activation, invariant)
     ld_out = _rows_apart(out)
-    problem = Problem(
-        m,
-        n,
-        a.shape[-1],
-        *((batch, batch_a, batch_b) if at_once else (1, 1, 1)),
-        a="nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype],
-        out_dtype=DTYPE_NAMES[out.dtype],
-        bias=bias is not None,
-        activation=activation,
-        invariant=invariant,
-    )
-    made = plan.plan(problem, device, config, n if ld_out is None else ld_out)
+    made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
     assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
     left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
     result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
@@ -103,12 +90,27 @@ def gemm(
         call(left, right, result, alpha)
     else:
         pointers, factor = call.arguments(left, right, result, alpha)
-        step = m * made.scalars[3] * out.itemsize
+        step = problem.m * made.scalars[3] * out.itemsize
         for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
             made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
     if result is not out:
         out.copy_(result)
-    return call if at_once and (left, right, result) == (a, b, out) else None
+    return call if at_once and left is a and right is b and result is out else None
+
+
+def _problem(
+    a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, bias: bool, activation: str | None, invariant: bool
+) -> tuple[Problem, bool]:
+    """The problem of one launch, and whether that does the whole batch: one in which both operands broadcast goes
+    matrix by matrix."""
+    batch, batch_a, batch_b = (math.prod(x.shape[:-2]) for x in (out, a, b))
+    at_once = batch_a in (1, batch) and batch_b in (1, batch)
+    batches = (batch, batch_a, batch_b) if at_once else (1, 1, 1)
+    m, n = out.shape[-2:]
+    kind = "nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype]
+    out_dtype = DTYPE_NAMES[out.dtype]
+    problem = Problem(m, n, a.shape[-1], *batches, kind, "nvfp4", out_dtype, bias, activation, invariant)
+    return problem, at_once
 
 
 @dataclass(frozen=True, eq=False)

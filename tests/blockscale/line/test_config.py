@@ -148,7 +148,7 @@ def test_the_current_gpu_or_the_emulated_one():
 
 @pytest.mark.parametrize(("mb", "error"), [(-1, ValueError), (float("nan"), ValueError), ("8", TypeError)])
 def test_persisting_l2_checks_its_value(mb, error):
-    with pytest.raises(error, match="^mb: "), bs.persisting_l2(mb):
+    with pytest.raises(error, match=r"^mb: "), bs.persisting_l2(mb):
         pass
 
 

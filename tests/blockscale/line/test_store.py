@@ -91,7 +91,9 @@ def test_a_key_is_the_same_in_another_process():
     )
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(SRC)}
-        run = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True
+        )
         assert run.stdout.strip() == key()
     made_from = store.origin(B200, CONFIG, PROBLEM)
     assert "0x" not in json.dumps(made_from)
