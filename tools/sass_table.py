@@ -79,9 +79,7 @@ def theirs(n: int) -> Row:
     size = (cutlass.Int32(0),) * 4
     with tempfile.TemporaryDirectory() as directory:
         options = f"--gpu-arch sm_100a --keep-cubin --dump-dir {directory}"
-        function = cute.compile(
-            kernel, *pointers, layouts, size, 148, make_fake_stream(), lambda x: x, options=options
-        )
+        function = cute.compile(kernel, *pointers, layouts, size, 148, make_fake_stream(), lambda x: x, options=options)
         cubin = function.__cubin__
     return row(f"NVIDIA 128 x {n}", kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
 
@@ -99,7 +97,15 @@ def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
     loop = mma_loop(listing)
     mmas = sum(MMA in text for text in loop)
     return Row(
-        kernel, stages, smem, used["REG"], used["STACK"], used["LOCAL"], spills, len(texts), len(loop) * MMAS_A_K_TILE / mmas
+        kernel,
+        stages,
+        smem,
+        used["REG"],
+        used["STACK"],
+        used["LOCAL"],
+        spills,
+        len(texts),
+        len(loop) * MMAS_A_K_TILE / mmas,
     )
 
 
@@ -138,9 +144,9 @@ def main(path: str) -> None:
     text = f"""\
 # The sm_100 kernels in SASS
 
-Written by `tools/sass_table.py` ({versions}, nvdisasm {disassembler}): one CTA, NVFP4 to bf16, as compiled for
-sm_100a; nothing here was run on a GPU. The last column counts the instructions of the loop that issues the tensor-core
-instructions, for 256 elements of k.
+Written by `tools/sass_table.py` with {versions}
+and nvdisasm {disassembler}: one CTA, NVFP4 to bf16, as compiled for sm_100a. Nothing here was run on a GPU. The last
+column counts the instructions of the loop that issues the tensor-core instructions, for 256 elements of k.
 
 {HEADER}
 """

@@ -87,7 +87,7 @@ class Sm100Gemm:
     Args:
         tile: (128, N), see `Geometry` for N.
         stages: slots of operands in shared memory; None means as many as fit.
-        accumulators: tiles of sums in tensor memory; with 2 the multiplications of a tile overlap the stores of another.
+        accumulators: tiles of sums in tensor memory; with 2 a tile is multiplied while the one before is stored.
         raster: "m" or "n": the dimension along which consecutive tiles lie.
         out_dtype: "fp16", "bf16" or "fp32".
 
@@ -137,7 +137,7 @@ class Sm100Gemm:
 
         Args:
             a, b: codes, (batch_a, m, k / 2) and (batch_b, n, k / 2) bytes, aligned to 16 bytes.
-            sfa, sfb: their scales in the 128x4 layout, every matrix padded to 128 rows by itself; padding may hold anything.
+            sfa, sfb: their scales in the 128x4 layout, each matrix padded to 128 rows; what these rows hold is ignored.
             out: (batch, m, n), rows ld_out elements apart, matrices m * ld_out.
             unit_a, unit_b, alpha: fp32, one each. factor: the same, by value.
             m, n: at least 1. k: of the storage, a multiple of 64, zeros in codes and scales beyond the last element.

@@ -40,6 +40,8 @@ class Geometry:
     def __post_init__(self) -> None:
         if self.tile_n not in range(8, 257, 8):
             raise ValueError(f"tile_n: {self.tile_n}, expected a multiple of 8 from 8 to 256")
+        if self.accumulators not in (1, 2):
+            raise ValueError(f"accumulators: {self.accumulators}, expected 1 or 2")
         most = self.most_stages
         if self.stages is not None and not 1 <= self.stages <= most:
             raise ValueError(f"stages: {self.stages}, expected 1 to {most} for tiles of 128 x {self.tile_n}")

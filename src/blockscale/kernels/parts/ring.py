@@ -48,7 +48,15 @@ class Ring:
     """
 
     def __init__(
-        self, name: str, full: cute.Pointer, empty: cute.Pointer, slots: int, *, fills: int, empties: int, copied: int = 0
+        self,
+        name: str,
+        full: cute.Pointer,
+        empty: cute.Pointer,
+        slots: int,
+        *,
+        fills: int,
+        empties: int,
+        copied: int = 0,
     ) -> None:
         self.name, self.full, self.empty, self.slots = name, full, empty, slots
         self.declared = {"fills": fills, "empties": empties, "copied": copied}
