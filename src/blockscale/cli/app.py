@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from blockscale import __version__
+from blockscale.cli.compile import compile_shapes
 from blockscale.cli.demo import demo
 from blockscale.cli.doctor import doctor
+from blockscale.cli.explain import explain
 from blockscale.cli.gemm import gemm
 
 app = typer.Typer(
@@ -14,6 +16,8 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(gemm)
+app.command()(explain)
+app.command("compile")(compile_shapes)
 app.command()(doctor)
 
 
