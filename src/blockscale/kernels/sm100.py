@@ -1,43 +1,44 @@
-"""NVFP4 GEMM for sm_100a: out = alpha x (a x scales of a) @ (b x scales of b)^T, in tiles of 128 x N by one CTA each.
+"""NVFP4 GEMM for sm_100a: out = alpha x (a x scales of a) @ (b x scales of b)^T, a CTA computing tiles of 128 x N.
 
-Roles, one warp each but for the epilogue; every role walks the same tiles in the same order:
+Roles. Every role walks the CTA's tiles in the same order, and for each of them its k tiles of 256:
 
     role      warps  does
-    epilogue  0-3    sums from tensor memory, times alpha, cast, to global memory; warp w has lanes 32w to 32w + 31
-    mma       4      scales from shared to tensor memory, multiplies, frees the slots; owns the tensor memory
-    load      5      codes and scales of a and b from global to shared memory, by TMA
+    load      5      brings codes and scales of a and b from global to shared memory (TMA)
+    mma       4      copies scales from shared to tensor memory and multiplies (tcgen05); owns tensor memory
+    epilogue  0-3    takes sums from tensor memory, times alpha, casts, stores; warp w has rows 32w to 32w + 31
 
-Rings, with what completes a phase of a slot's barriers:
+Rings. A slot has two barriers; what completes a phase of each:
 
-    ring  slots             filled by                                  emptied by
-    ab    stages            load: 1 arrival, and the bytes of 4 boxes  mma: 1 commit, its reads are over
-    acc   accumulators      mma: 1 commit, the sums are final          epilogue: 1 arrival a warp, its loads are over
+    ring  slots         full                                         empty
+    ab    stages        1 arrival (load) and the bytes of its boxes  1 commit (mma): its operands have been read
+    acc   accumulators  1 commit (mma): the sums are complete        4 arrivals (1 a warp of the epilogue): it has them
 
-Timeline of one CTA, two tiles of four k tiles each, three stages, one accumulator:
+Timeline of a CTA with two tiles, a and b, of four k tiles each; three stages, one accumulator:
 
-    load      0 1 2 . 3 0 1 2 3
-    mma         0 1 2 . 3 | . . 0 1 2 3 |
-    epilogue              | store . . . | store
+    load      a0 a1 a2 a3 b0 b1 b2 .  .  b3
+    mma       .  a0 a1 a2 a3 .  .  .  b0 b1 b2 b3
+    epilogue  .  .  .  .  .  a  a  a  .  .  .  .  b  b  b
 
-The load warp runs ahead into the next tile as far as there are slots; with two accumulators mma does too.
+The load warp is ahead by as many k tiles as there are stages. With two accumulators the mma warp need not wait for the
+epilogue either.
 
-Shared memory of a CTA, from its first byte:
+Shared memory, from its first byte:
 
-    barriers of both rings, address of tensor memory          1024 bytes
-    codes of a, stages x 128 rows x 128 bytes, swizzled       16384 bytes a stage
-    codes of b, stages x N rows x 128 bytes, swizzled         128 N
-    scales of a, stages x 4 atoms, one a step of k = 64       2048
-    scales of b, stages x atoms of rows x 4 atoms             2048 each 128 rows that a tile touches
+    1024                      barriers of both rings, the address of tensor memory
+    stages x 16384            codes of a: 128 rows of 128 bytes, swizzled by 128 bytes
+    stages x N x 128          codes of b: N rows of 128 bytes, swizzled alike
+    stages x 2048             scales of a: an atom of 512 bytes for each step of k = 64
+    stages x atoms x 2048     scales of b: the same for each atom of 128 rows that a tile touches
 
 Tensor memory, columns of 128 lanes x 32 bits:
 
-    sums, accumulators x N columns                            lane = row of the tile
-    scales, stages x 4 steps x 4 columns of a                 lane = row % 32, column = row / 32, byte = block of 16
-    next to each stage's of a: 4 steps x 4 columns of b       as those of a, for each atom of rows
+    accumulators x N          sums: row r of the tile in lane r
+    stages x 16               scales of a: row r in lane r % 32, column r // 32; a byte a block of 16; 4 columns a step
+    stages x atoms x 16       scales of b, next to those of a of their stage: 4 columns an atom, step by step
 
-Scales have a place in tensor memory for every stage: they are overwritten only when the slot's barrier says that the
-multiplications which read them are over. A tile of b that begins within an atom (N = 64: every second one) takes its
-scales from later columns. Whatever the scales of rows beyond M or N hold reaches only sums that are not stored.
+A stage's scales have columns of their own, so that the barriers of its slot guard them too. Where a tile of b begins
+within an atom (every second one with N = 64), its scales are further columns of the same atoms. Scales of rows beyond
+m and n may be anything: they meet sums that are not stored.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The sm_100a kernel as compiled, on the emulator, against float64: widths, schedules, types, tails, orders of tiles."""
+"""The sm_100a kernel as compiled, on the emulator, against float64: widths, schedules, types, tails, order of tiles."""
 
 from dataclasses import replace
 

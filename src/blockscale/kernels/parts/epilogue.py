@@ -19,8 +19,8 @@ class Alpha:
         """(x, power): the product is x * power, and power is a power of two near its square root.
 
         Global scales may be as small as 2^-126: their product, or a sum times one of them, can leave the range of
-        fp32 where the result does not. sum * x * power stays within it, and is exact where the product is an fp32
-        and the result has few digits.
+        fp32 where the result does not. sum * x * power stays within it, and rounds once more than sum * product
+        only if that product is no fp32.
         """
         product = Float64(self.value)
         for pointer in self.pointers:
