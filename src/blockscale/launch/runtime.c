@@ -5,7 +5,6 @@
  * pointers, a status is an int. The symbols of CUDA itself are resolved when the library is loaded (cuda.py).
  */
 #include <stdint.h>
-#include <stdlib.h>
 
 int cudaLibraryLoadData(void **library, const void *image, void *jit_options, void *jit_values, unsigned jit_count,
                         void *options, void *values, unsigned count);
@@ -17,19 +16,27 @@ int cudaGetDevice(int *device);
 int cudaGetDeviceCount(int *count);
 int cudaSetDevice(int device);
 int cudaLaunchKernelExC(const void *config, const void *kernel, void **parameters);
+int cudaGetLastError(void);
 const char *cudaGetErrorName(int status);
 const char *cudaGetErrorString(int status);
 int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device);
 
 #define LOCAL __attribute__((visibility("hidden")))
 
+/* The error goes to the caller; CUDA is to forget it, or the next library to ask for the last error would report it. */
+static int32_t told(int32_t status) {
+    if (status)
+        cudaGetLastError();
+    return status;
+}
+
 LOCAL int32_t _cudaLibraryLoadData(void **library, const void *image, void *jit_options, void *jit_values,
                                    uint32_t jit_count, void *options, void *values, uint32_t count) {
-    return cudaLibraryLoadData(library, image, jit_options, jit_values, jit_count, options, values, count);
+    return told(cudaLibraryLoadData(library, image, jit_options, jit_values, jit_count, options, values, count));
 }
 
 LOCAL int32_t _cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
-    return cudaLibraryGetKernel(kernel, library, name);
+    return told(cudaLibraryGetKernel(kernel, library, name));
 }
 
 LOCAL int32_t _cuKernelGetAttribute(int32_t *value, int32_t attribute, void *kernel, int32_t device) {
@@ -37,23 +44,23 @@ LOCAL int32_t _cuKernelGetAttribute(int32_t *value, int32_t attribute, void *ker
 }
 
 LOCAL int32_t _cudaKernelSetAttributeForDevice(void *kernel, int32_t attribute, int32_t value, int32_t device) {
-    return cudaKernelSetAttributeForDevice(kernel, attribute, value, device);
+    return told(cudaKernelSetAttributeForDevice(kernel, attribute, value, device));
 }
 
 LOCAL int32_t _cudaFuncSetAttribute(void *kernel, int32_t attribute, int32_t value) {
-    return cudaFuncSetAttribute(kernel, attribute, value);
+    return told(cudaFuncSetAttribute(kernel, attribute, value));
 }
 
 LOCAL int32_t _cudaDeviceGetAttribute(int32_t *value, int32_t attribute, int32_t device) {
-    return cudaDeviceGetAttribute(value, attribute, device);
+    return told(cudaDeviceGetAttribute(value, attribute, device));
 }
 
-LOCAL int32_t _cudaGetDevice(int32_t *device) { return cudaGetDevice(device); }
+LOCAL int32_t _cudaGetDevice(int32_t *device) { return told(cudaGetDevice(device)); }
 
-LOCAL int32_t _cudaSetDevice(int32_t device) { return cudaSetDevice(device); }
+LOCAL int32_t _cudaSetDevice(int32_t device) { return told(cudaSetDevice(device)); }
 
 LOCAL int32_t _cudaLaunchKernelEx(const void *config, void *kernel, void **parameters) {
-    return cudaLaunchKernelExC(config, kernel, parameters);
+    return told(cudaLaunchKernelExC(config, kernel, parameters));
 }
 
 /* Loads the kernels once a process, and sets their attributes on every device. Two threads may both load; the second
@@ -69,7 +76,7 @@ LOCAL int32_t cuda_dialect_init_library_once(void **slot, int32_t (*init)(void *
         status = init(&library);
     for (int device = 0; !status && load && device < devices; device++)
         status = load(&library, device);
-    if (status) {
+    if (told(status)) {
         raise("RuntimeError", cudaGetErrorString(status));
         return -1;
     }
