@@ -19,6 +19,7 @@ from blockscale.kernels.sm100 import Sm100Gemm
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:cutlass")  # about its own helpers
 
 SIZES = range(8, 257, 8)
+SCHEDULE_NAMES = [f"{name}{seed}" for name, seed in SCHEDULES]
 SAMPLE = (8, 40, 64, 96, 192, 224, 256)
 
 
@@ -38,13 +39,13 @@ def test_every_width_of_tile(n):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)
 @pytest.mark.parametrize("n", SIZES)
 def test_every_width_of_tile_under_every_schedule(n, schedule):
     check(n, 131, 4 * n + 5 if n % 32 == 0 else n, 1329, call=Call(schedule=schedule, ctas=3))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)
 @pytest.mark.parametrize("accumulators", [1, 2])
 def test_several_waves_under_every_schedule(accumulators, schedule):
     """Six tiles for two CTAs, more k tiles than stages."""

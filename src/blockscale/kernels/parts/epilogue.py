@@ -57,13 +57,14 @@ class Output:
             row, column: of the first one. target: where it goes.
         """
         count = cute.size(values.shape)
+        left = self.n - column
         rD = cute.make_rmem_tensor(count, self.dtype)
         rD.store(values.to(self.dtype))
         if row < self.m:
-            if aligned & (column + count <= self.n):
+            if aligned & (count <= left):
                 gD = cute.make_tensor(target.align(VECTOR_BYTES), cute.make_layout(count))
                 cute.autovec_copy(rD, gD)
             else:
                 for i in cutlass.range_constexpr(count):
-                    if column + i < self.n:
+                    if i < left:
                         (target + i).store(rD[i])
