@@ -36,7 +36,8 @@ def empty(tmp_path_factory):
 def run(source, *arguments, **environment):
     """A new process in which CuTe DSL cannot be imported, as on a machine that was sent a store."""
     blocked = "import sys; sys.modules['cutlass'] = None\n"
-    variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | environment
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    variables = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment
     command = [sys.executable, "-c", blocked + source, *map(str, arguments)]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
 

@@ -3,6 +3,7 @@
 Streams, graphs, threads, devices, errors, no waiting and no allocation; and what a call costs.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +94,7 @@ def test_the_current_stream_is_used():
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
         for name in ("codes", "scales", "global_scale"):
-            getattr(a, name).view(torch.uint8).copy_(getattr(other, name).view(torch.uint8))
+            getattr(a, name).copy_(getattr(other, name))
         gemm(a, b, out=out)
     side.synchronize()
     assert same_bits(out.cpu(), expected.cpu())
@@ -143,19 +145,34 @@ def test_threads_on_streams_of_their_own():
     assert wrong == []
 
 
-def test_a_warm_call_waits_for_nothing_and_allocates_nothing():
+@pytest.fixture
+def without_waiting():
+    """A context manager: inside, an operation that waits for the GPU raises."""
+
+    @contextlib.contextmanager
+    def forbidden():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    yield forbidden
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_a_warm_call_waits_for_nothing_and_allocates_nothing(without_waiting):
     a, b = pair()
     out = torch.empty(37, 25, dtype=torch.bfloat16, device="cuda")
     alpha = torch.ones((), device="cuda")
     gemm(a, b, out=out, alpha=alpha)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         for _ in range(10):
             gemm(a, b, out=out, alpha=alpha)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
@@ -231,7 +248,8 @@ print(time.perf_counter() - start)
 def test_a_new_process_has_the_kernel_within_a_second():
     """The first product there, from the call to the end: no compiler, one look into the store."""
     paths = [str(ROOT / "tests/blockscale/line"), str(ROOT / "tests/blockscale")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    inherited = os.environ.get("PYTHONPATH")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, [inherited])])}
     command = [sys.executable, "-c", IN_A_NEW_PROCESS, *paths]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
