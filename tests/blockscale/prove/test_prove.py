@@ -49,7 +49,13 @@ def run(row, shapes, schedule, number):
         instructions = sum(report.counters["warp_instructions"] for report in gpu.reports)
         assert gpu.findings == []
     seconds = round(time.perf_counter() - start, 1)
-    return {"products": products, "refused": skipped, "instructions": instructions, "seconds": seconds}
+    return {
+        "products": products,
+        "refused": skipped,
+        "instructions": instructions,
+        "findings": len(gpu.findings),
+        "seconds": seconds,
+    }
 
 
 def resumed(case, work):
