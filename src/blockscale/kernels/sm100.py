@@ -70,6 +70,7 @@ DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Flo
 class Context:
     """What the roles share."""
 
+    warp: Int32
     ab: Ring
     acc: Ring
     tiles: Tiles
@@ -190,6 +191,7 @@ class Sm100Gemm:
         operands = self.operands(smem, (map_a, map_b, map_sfa, map_sfb))
         self.prepare(warp, smem, ab, acc, operands)
         context = Context(
+            warp=warp,
             ab=ab,
             acc=acc,
             tiles=Tiles(*tiles, self.raster),
@@ -206,7 +208,7 @@ class Sm100Gemm:
         if warp == MMA:
             self.mma(context)
         if warp < MMA:
-            self.epilogue(context, warp)
+            self.epilogue(context)
         ab.check()
         acc.check()
 
@@ -311,11 +313,11 @@ class Sm100Gemm:
         tensorcore.free(tmem, self.geometry.tmem_allocation)
 
     @cute.jit
-    def epilogue(self, c, warp):
+    def epilogue(self, c):
         """Brings accumulators to the output; a thread has a row of the tile, and takes a few columns at a time."""
         acc, tiles, alpha, out, tmem, tile_n = c.acc, c.tiles, c.alpha, c.out, c.tmem, self.geometry.tile_n
         columns = next(count for count in (32, 16, 8) if tile_n % count == 0)
-        lanes = warp * LANES
+        lanes = c.warp * LANES
         x, power = alpha.load()
         aligned = out.aligned()
         sums = acc.consumer()

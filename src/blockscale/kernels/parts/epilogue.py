@@ -58,13 +58,13 @@ class Output:
         """
         count = cute.size(values.shape)
         left = self.n - column
-        rD = cute.make_rmem_tensor(count, self.dtype)
-        rD.store(values.to(self.dtype))
+        result = values.to(self.dtype)
+        elements = [result[i] for i in range(count)]
         if row < self.m:
             if aligned & (count <= left):
-                gD = cute.make_tensor(target.align(VECTOR_BYTES), cute.make_layout(count))
-                cute.autovec_copy(rD, gD)
+                vectors = cute.make_ptr(self.dtype, target.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+                cute.make_tensor(vectors, cute.make_layout(count)).store(result)
             else:
                 for i in cutlass.range_constexpr(count):
                     if i < left:
-                        (target + i).store(rD[i])
+                        (target + i).store(elements[i])

@@ -111,10 +111,20 @@ def _copy_atom(column: Int32, descriptor: Any) -> None:
 
 
 def load(address: Int32, columns: int) -> cute.TensorSSA:
-    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The load is over on return."""
-    values = ptx.tcgen05_ld("32x32b", tmem(address), num=columns)
-    ptx.tcgen05_wait("load")
-    return cute.TensorSSA(values, columns, Float32)
+    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The load is over on return.
+
+    Load and wait are one statement: between two, the compiler would put moves of registers that are still to come.
+    """
+    registers = ", ".join(f"{{$w{i}}}" for i in range(columns))
+    values = cute.arch.inline_ptx(
+        f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{{registers}}}, [{{$r0}}];\ntcgen05.wait::ld.sync.aligned;",
+        write_only_types=[Float32] * columns,
+        read_only_args=[address],
+    )
+    rAcc = cute.make_rmem_tensor(columns, Float32)
+    for i, value in enumerate(values):
+        rAcc[i] = value
+    return rAcc.load()
 
 
 def before_sync() -> None:
