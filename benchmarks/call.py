@@ -5,7 +5,8 @@
 The artefact is the real one for sm_100a, its library loaded by the real launcher; CUDA below it is empty_cuda.c, whose
 launches return at once. Operands are prebuilt and `out` is given; every call is validated. Goal: 10 us. Also measured:
 compiling that kernel with nothing in the store (goal: 3 s), and taking it from the store in a new process (goal: 1 s).
-Exit code 1: a goal is missed.
+Goals are judged by processor time of this process and its children, which other work on the machine does not change
+much; wall time is in the record beside it. Exit code 1: a goal is missed.
 """
 
 from __future__ import annotations
@@ -55,18 +56,30 @@ class EmptyLauncher(cuda.CudaLauncher):
         self.plans, self.known = {}, {}
 
 
-def microseconds(call: Any, calls: int, rounds: int) -> list[float]:
-    """Of one call, in each round."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
+Times = dict[str, list[float]]
+"""In each round: "cpu" and "wall"."""
+
+
+def processor_seconds() -> float:
+    """Of this process and of the children that have ended."""
+    return sum(os.times()[:4])
+
+
+def microseconds(call: Any, calls: int, rounds: int) -> Times:
+    """Of one call."""
+    times: Times = {"cpu": [], "wall": []}
+    for i in range(rounds + 1):
+        wall, cpu = time.perf_counter(), time.thread_time()
         for _ in range(calls):
             call()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return times[1:]
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        if i:
+            times["cpu"].append(round(cpu / calls * 1e6, 2))
+            times["wall"].append(round(wall / calls * 1e6, 2))
+    return times
 
 
-def warm_calls(directory: str, calls: int, rounds: int) -> dict[str, list[float]]:
+def warm_calls(directory: str, calls: int, rounds: int) -> dict[str, Times]:
     empty = empty_cuda(directory)
     a, b = bs.quantize(torch.randn(M, K)), bs.quantize(torch.randn(N, K))
     out = torch.empty(M, N, dtype=torch.bfloat16)
@@ -104,27 +117,31 @@ problem, target = Problem(call.M, call.N, call.K), target_named("sm_100a")
 cuda.open_cuda = lambda: call.empty_cuda(sys.argv[1])
 cuda.open_cuda()
 config = blockscale.config_for(call.M, call.N, call.K, gpu="b200")
-start = time.perf_counter()
+wall, cpu = time.perf_counter(), call.processor_seconds()
 function = cuda.load(plan.artefact(problem, target, config, store.default_store()))
-print(time.perf_counter() - start, "cutlass" in sys.modules)
+print(call.processor_seconds() - cpu, time.perf_counter() - wall, "cutlass" in sys.modules)
 """
 
 
-def compile_and_hit(directory: str) -> tuple[float, float]:
+def compile_and_hit(directory: str) -> dict[str, dict[str, float]]:
     """Seconds to compile into an empty store, and to load from it in a new process, torch imported before both."""
     import tvm_ffi  # noqa: F401 (torch's own start is not the compiler's)
 
     problem, config = Problem(M, N, K), bs.config_for(M, N, K, gpu="b200")
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), processor_seconds()
     plan.artefact(problem, TARGET, config, store.default_store())
-    compiled = time.perf_counter() - start
+    cpu, wall = processor_seconds() - cpu, time.perf_counter() - wall
     source = IN_A_NEW_PROCESS.replace("import benchmarks_call as call", "sys.path.insert(0, sys.argv[2]); import call")
     run = subprocess.run(
         [sys.executable, "-c", source, directory, str(HERE)], check=True, capture_output=True, text=True
     )
-    seconds, brought_compiler = run.stdout.split()
+    *hit, brought_compiler = run.stdout.split()
     assert brought_compiler == "False", "a hit imported the compiler"
-    return compiled, float(seconds)
+    hit_cpu, hit_wall = (round(float(seconds), 3) for seconds in hit)
+    return {
+        "compile": {"cpu": round(cpu, 2), "wall": round(wall, 2)},
+        "from_store_in_a_new_process": {"cpu": hit_cpu, "wall": hit_wall},
+    }
 
 
 def main() -> int:
@@ -135,9 +152,12 @@ def main() -> int:
     options = parser.parse_args()
     load = os.getloadavg()
     with tempfile.TemporaryDirectory() as directory, mock.patch.dict(os.environ, BLOCKSCALE_CACHE=f"{directory}/store"):
-        compiled, hit = compile_and_hit(directory)
+        seconds = compile_and_hit(directory)
         times = warm_calls(directory, options.calls, options.rounds)
-    medians = {name: round(statistics.median(values), 2) for name, values in times.items()}
+    medians = {
+        name: {kind: round(statistics.median(rounds), 2) for kind, rounds in by_kind.items()}
+        for name, by_kind in times.items()
+    }
     record: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": {"platform": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()},
@@ -145,14 +165,14 @@ def main() -> int:
         "load_average_before": [round(x, 2) for x in load],
         "size": [M, N, K],
         "us_median": medians,
-        "us": {name: [round(x, 2) for x in values] for name, values in times.items()},
-        "seconds_compile": round(compiled, 2),
-        "seconds_from_store_in_a_new_process": round(hit, 3),
+        "seconds": seconds,
+        "us": times,
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    options.out.write_text(json.dumps(record) + "\n")
     print(json.dumps({k: record[k] for k in record if k != "us"}, indent=1))
-    missed = [name for name, us in medians.items() if us > GOAL_US and "out=" in name and "without" not in name]
-    missed += ["compile"] * (compiled > GOAL_COMPILE) + ["store"] * (hit > GOAL_HIT)
+    missed = [name for name, us in medians.items() if us["cpu"] > GOAL_US and name != "without out="]
+    goals = {"compile": GOAL_COMPILE, "from_store_in_a_new_process": GOAL_HIT}
+    missed += [name for name, goal in goals.items() if seconds[name]["cpu"] > goal]
     print(f"goals missed: {', '.join(missed) or 'none'}")
     return 1 if missed else 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import os
@@ -25,6 +27,8 @@ _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
 LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_kinds: dict[tuple[torch.Size, str, torch.device], int] = {}
+_numbers = itertools.count()
 _PIECE = 1 << 18  # elements that dequantize expands at a time
 
 
@@ -109,6 +113,11 @@ class NVFP4Tensor:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @functools.cached_property
+    def kind(self) -> int:
+        """A number for shape, layout and device: that of every tensor with the same three, cheap to look up by."""
+        return _kinds.setdefault((self.shape, self.layout, self.codes.device), next(_numbers))
 
     @property
     def nbytes(self) -> int:

@@ -205,9 +205,7 @@ def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any,
         factor: Any = alpha.dtype, alpha.shape, alpha.device
     else:
         factor = type(alpha)
-    inference = torch.is_inference_mode_enabled()
-    of_a, of_b = (a.shape, a.layout, a.codes.device), (b.shape, b.layout, b.codes.device)
-    return of_a, of_b, result, factor, inference, options
+    return a.kind, b.kind, result, factor, torch.is_inference_mode_enabled(), options
 
 
 _known: dict[tuple[Any, ...], Call] = {}

@@ -11,6 +11,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 import blockscale as bs
 from blockscale import reference
 from blockscale.backends import gpu
+from blockscale.config import supports
+from blockscale.problem import Problem, target_named
 
 
 def allowed(k):
@@ -253,6 +255,14 @@ def test_a_call_of_other_properties_is_validated(emulator, change):
         with pytest.raises(ValueError, match="made in inference mode"):
             bs.gemm(A, B, out=made_there, alpha=1.0)
     assert len(emulator.known) == known
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 192, 256])
+def test_what_is_said_to_be_available_runs(emulator, k):
+    a, b = every_code_and_scale(4, k), every_code_and_scale(6, k, seed=1)
+    assert bs.available_backends()["sm100"] is None
+    assert supports(Problem(4, 6, k), target_named("b200"), bs.config_for(4, 6, k)) is None
+    check(a, b, bs.gemm(a, b))
 
 
 def test_grouped_products_are_a_loop_of_the_kernel(emulator):
