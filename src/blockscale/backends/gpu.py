@@ -84,12 +84,14 @@ def gemm(
     made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
     assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
     left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
+    for name, operand in (("a", left), ("b", right)):
+        _check_dense(name, operand)
     result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     call = Call(made, out.shape, out.dtype)
     if at_once:
         call(left, right, result, alpha)
     else:
-        pointers, factor = call.arguments(left, right, result, alpha)
+        pointers, factor, _held = call.arguments(left, right, result, alpha)
         step = problem.m * made.scalars[3] * out.itemsize
         for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
             made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
@@ -129,14 +131,17 @@ class Call:
         """
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=a.codes.device)
-        pointers, factor = self.arguments(a, b, out, alpha)
+        pointers, factor, _held = self.arguments(a, b, out, alpha)
         self.plan.run(pointers, factor)
         return out
 
     def arguments(
         self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
-    ) -> tuple[list[int], float]:
-        """The addresses that a launch takes, and the factor."""
+    ) -> tuple[list[int], float, tuple[Tensor, ...]]:
+        """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
+
+        On the CPU operands that are not aligned are copied: weights of a mapped file lie where the file has them.
+        """
         plan = self.plan
         factor = 1.0
         tensor = plan.launcher.one
@@ -146,23 +151,41 @@ class Call:
             factor = float(alpha)
             if not math.isfinite(factor):
                 arguments.check_alpha(alpha, out.device)
-        given = (a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor)
+        given: tuple[Tensor, ...] = (a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor)
         pointers = [t.data_ptr() for t in given]
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[4] % out.itemsize:
-            _refuse_misaligned(given)
         start, stop = pointers[4], pointers[4] + plan.sizes[4]
         for i in (0, 1, 2, 3, 5, 6, 7):
             if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
                 arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
-        return pointers, factor
+        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[4] % out.itemsize:
+            given = _aligned(given)
+            pointers = [t.data_ptr() for t in given]
+        return pointers, factor, given
 
 
-def _refuse_misaligned(given: tuple[Tensor, ...]) -> None:
-    names = ("a.codes", "b.codes", "a.scales", "b.scales", "out")
-    for name, tensor in zip(names, given, strict=False):
-        allowed = tensor.itemsize if name == "out" else ALIGNMENT
-        if tensor.data_ptr() % allowed:
-            raise ValueError(f"{name}: at address {tensor.data_ptr():#x}, expected a multiple of {allowed} bytes")
+def _aligned(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same tensors, copies of those operands on the CPU that are not aligned.
+
+    Raises:
+        ValueError: an operand on a GPU, or the result, is not aligned.
+    """
+    moved = list(given)
+    for i, name in enumerate(("a.codes", "b.codes", "a.scales", "b.scales", "out")):
+        allowed = given[i].itemsize if name == "out" else ALIGNMENT
+        if given[i].data_ptr() % allowed:
+            if name == "out" or given[i].device.type != "cpu":
+                raise ValueError(f"{name}: at address {given[i].data_ptr():#x}, expected a multiple of {allowed} bytes")
+            moved[i] = given[i].clone()
+    return tuple(moved)
+
+
+def _check_dense(name: str, x: NVFP4Tensor) -> None:
+    """Raises ValueError if parts that were put together by hand have gaps."""
+    for part, tensor in (("codes", x.codes), ("scales", x.scales)):
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name}.{part}: strides {tensor.stride()}, expected a contiguous tensor, as NVFP4Tensor.from_parts makes"
+            )
 
 
 def _rows_apart(out: Tensor) -> int | None:

@@ -1,6 +1,7 @@
 """`gemm` on the software GPU: the contract, and everything that is refused before a launch."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -190,21 +191,39 @@ def test_a_result_that_overlaps_an_operand(emulator, warm):
 
 
 def test_operands_that_are_not_aligned(emulator):
+    """Copied on the CPU, as weights of a mapped file need; on a GPU they are refused."""
+
     def moved(x, by):
         storage = torch.zeros(x.numel() + 64, dtype=torch.uint8)
         start = -storage.data_ptr() % 16 + by
         return storage[start : start + x.numel()].view(x.shape).copy_(x.view(torch.uint8)).view(x.dtype)
 
+    expected = bs.gemm(A, B)
     codes, scales = moved(A.codes, 4), moved(A.scales, 8)
-    for part, name in (({"codes": codes}, "a.codes"), ({"scales": scales}, "a.scales")):
-        bad = bs.NVFP4Tensor(
-            **({f: getattr(A, f) for f in ("codes", "scales", "global_scale", "layout", "shape")} | part)
-        )
-        with pytest.raises(ValueError, match=f"{name}: at address 0x.*, expected a multiple of 16 bytes"):
-            bs.gemm(bad, B)
+    for part in ({"codes": codes}, {"scales": scales}, {"codes": codes, "scales": scales}):
+        mapped = replace(A, **part)
+        assert same_bits(bs.gemm(mapped, B), expected)
+        assert same_bits(bs.gemm(B, mapped), bs.gemm(B, A))
+    assert bs.gemm(codes, B.codes, A.scales, B.scales).isfinite().all()  # the raw form copies too
+
+
+def test_a_result_that_is_not_aligned(emulator):
+    storage = torch.zeros(2 * 24 + 1, dtype=torch.uint8)
+    odd = torch.from_numpy(storage.numpy()[1:].view("int16")).view(torch.bfloat16).view(4, 6)
+    with pytest.raises(ValueError, match=r"out: at address 0x.*, expected a multiple of 2 bytes"):
+        bs.gemm(A, B, out=odd)
     assert emulator.reports == []
-    raw = bs.gemm(codes, B.codes, A.scales, B.scales)  # the raw form copies what is not aligned
-    assert raw.isfinite().all()
+
+
+def test_operands_with_gaps(emulator):
+    """Put together by hand, past `from_parts`."""
+    gaps = replace(A, codes=A.codes.repeat(1, 2)[:, : A.codes.shape[1]])
+    bs.gemm(A, B)
+    launches = len(emulator.reports)
+    for a, b, name in ((gaps, B, "a"), (B, gaps, "b")):
+        with pytest.raises(ValueError, match=rf"{name}\.codes: strides \(64, 1\), expected a contiguous tensor"):
+            bs.gemm(a, b)
+    assert len(emulator.reports) == launches
 
 
 def test_the_second_call_is_one_look_up(emulator, monkeypatch):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,6 +188,15 @@ def test_operands_of_two_devices(where):
     assert torch.ones(2, device="cuda").sum().item() == 2
 
 
+def test_operands_that_are_not_aligned():
+    a, b = pair()
+    storage = torch.zeros(a.codes.numel() + 64, dtype=torch.uint8, device="cuda")
+    moved = storage[4 : 4 + a.codes.numel()].view(a.codes.shape).copy_(a.codes)
+    gemm(a, b)
+    with pytest.raises(ValueError, match=r"a\.codes: at address 0x.*, expected a multiple of 16 bytes"):
+        gemm(replace(a, codes=moved), b)
+
+
 def test_a_launch_that_cuda_refuses_is_named_and_leaves_no_trace():
     launcher = cuda.launcher(HOPPER, torch.device("cuda:0"))
     function = launcher.load(store.default_store().get(naive_store.key("bf16")))
@@ -270,7 +280,7 @@ def test_what_a_call_costs():
         times.append((time.perf_counter() - start) / 100 * 1e6)
     note("us_of_a_warm_call", round(statistics.median(times), 2))
     made = plan.plan(Problem(1, 8, 64), cuda.launcher(HOPPER, out.device), CONFIG, 8)
-    pointers, factor = gpu.Call(made, out.shape, out.dtype).arguments(a, b, out, None)
+    pointers, factor, _ = gpu.Call(made, out.shape, out.dtype).arguments(a, b, out, None)
     launches = []
     for _ in range(200):
         torch.cuda.synchronize()
