@@ -184,7 +184,7 @@ def _check_dense(name: str, x: NVFP4Tensor) -> None:
     for part, tensor in (("codes", x.codes), ("scales", x.scales)):
         if not tensor.is_contiguous():
             raise ValueError(
-                f"{name}.{part}: strides {tensor.stride()}, expected a contiguous tensor, as NVFP4Tensor.from_parts makes"
+                f"{name}.{part}: strides {tensor.stride()}, expected a contiguous tensor, as from_parts makes"
             )
 
 
