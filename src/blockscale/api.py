@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, ops, threads
-from blockscale.formats import packing
+from blockscale import arguments, backends, heuristics, ops, threads, traced
+from blockscale.backends import gpu
+from blockscale.config import Config
+from blockscale.launch import emulated
+from blockscale.problem import Problem, Target, target_named
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -34,7 +37,7 @@ def gemm(
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
-    config: None = None,
+    config: Config | None = None,
     backend: str | None = None,
     invariant: bool = False,
 ) -> Tensor:
@@ -53,20 +56,26 @@ def gemm(
         activation: None, "relu", "gelu" (the exact form, with erf) or "silu".
         out_dtype: fp16, bf16 or fp32.
         out: where to write, of shape (..., M, N) and dtype `out_dtype`, apart from every input; it is returned.
-        config: None; the CPU backend has no configurations.
+        config: how a GPU's kernel is to do it, see `config_for`; None to let the heuristics choose. None on the CPU.
         backend: None to choose by the operands' device, or a name from `available_backends()`.
         invariant: a row's bits do not depend on the other rows (slower).
 
     Returns:
-        The result, within the contract: |y - exact| <= rounding of out_dtype + 2^-20 x sum_k |a||b| x |alpha| (CPU).
+        The result, within the contract: |y - exact| <= rounding of out_dtype + c x sum_k |a||b| x |alpha|, with
+        c = 2^-20 on the CPU and (4 + K/1024) x 2^-20 on tensor cores.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
+        RuntimeError: a kernel has to be compiled and cannot be, or CUDA refuses.
     """
-    if ops.traced(*_tensors(a, b, alpha, bias, out)) or ops.needs_gradient(a, alpha, bias):
+    if ops.traced(_codes(a), _codes(b), alpha, bias, out) or ops.needs_gradient(a, alpha, bias):
         options = _Options(activation, out_dtype, config, backend, invariant)
-        parts = _operand("a", a, a_sf, k, sf_layout), _operand("b", b, b_sf, k, sf_layout)
-        return _operator("gemm", parts, (), options, alpha, bias, out)
+        return traced.gemm((a, a_sf), (b, b_sf), k, sf_layout, options, alpha, bias, out)
+    signature = None
+    if a_sf is None and b_sf is None and bias is None:
+        signature = gpu.signature(a, b, out, alpha, k, sf_layout, activation, out_dtype, config, backend, invariant)
+        if signature is not None and (call := gpu.known().get(signature)) is not None:
+            return call(a, b, out, alpha)  # type: ignore[arg-type] # the signature holds their types
     left = arguments.operand("a", a, a_sf, k, sf_layout)
     right = arguments.check_pair(left, arguments.operand("b", b, b_sf, k, sf_layout))
     if k is not None and a_sf is None and b_sf is None:
@@ -77,8 +86,41 @@ def gemm(
     if out is not None:
         inputs = {"a": a, "b": b, "a_sf": a_sf, "b_sf": b_sf, "alpha": alpha, "bias": bias}
         arguments.check_overlap({"out": out}, inputs)
-    options.run([_Problem(left, right, target, alpha, bias)], right.device)
+    (call,) = options.run([_Problem(left, right, target, alpha, bias)], right.device)
+    if signature is not None and call is not None:
+        gpu.remember(signature, call)
     return target
+
+
+def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
+    """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results.
+
+    Args:
+        gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.
+
+    Raises:
+        TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
+    """
+    return heuristics.choose(Problem(m, n, k), _target(gpu)).config
+
+
+def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
+    """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
+    target = _target(gpu)
+    choice = heuristics.choose(Problem(m, n, k), target)
+    head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
+    return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
+
+
+def _target(name: str | None) -> Target:
+    if name is not None:
+        return target_named(name)
+    here = backends.target_here(torch.device("cpu")) if emulated.active() or not torch.cuda.is_available() else None
+    if here is None and torch.cuda.is_available():
+        here = backends.target_here(torch.device("cuda", torch.cuda.current_device()))
+    if here is None:
+        raise ValueError("gpu: None, but there is no GPU here; name one, such as 'b200'")
+    return here
 
 
 def grouped_gemm(
@@ -93,7 +135,7 @@ def grouped_gemm(
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | list[Tensor] | None = None,
-    config: None = None,
+    config: Config | None = None,
     backend: str | None = None,
 ) -> Tensor | list[Tensor]:
     """One matrix product a group, equal bit for bit to a loop of `gemm`. Three forms:
@@ -115,8 +157,8 @@ def grouped_gemm(
     """
     options = _Options(activation, out_dtype, config, backend)
     result: Tensor | list[Tensor]
-    if ops.traced(*_tensors(a, b, alpha, bias, out)) or ops.needs_gradient(*_tensors(a, alpha, bias)):
-        return _grouped_operator(a, b, (group_sizes, group_offsets, masked_m), options, alpha, bias, out)
+    if traced.needed(a, b, alpha, bias, out):
+        return traced.grouped_gemm(a, b, (group_sizes, group_offsets, masked_m), options, alpha, bias, out)
     if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
         _refuse("list", group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
         operands, result = _list_form(a, b, out, out_dtype)
@@ -138,6 +180,10 @@ def grouped_gemm(
     return result
 
 
+def _codes(x: Any) -> Any:
+    return x.codes if isinstance(x, NVFP4Tensor) else x
+
+
 @dataclass(frozen=True)
 class _Problem:
     """One product; operands and target have been checked."""
@@ -153,29 +199,30 @@ class _Options:
     """What all products of a call share."""
 
     def __init__(
-        self, activation: str | None, out_dtype: torch.dtype, config: None, backend: str | None, invariant: bool = False
+        self,
+        activation: str | None,
+        out_dtype: torch.dtype,
+        config: Config | None,
+        backend: str | None,
+        invariant: bool = False,
     ) -> None:
         self.activation = arguments.check_activation(activation)
         arguments.check_out_dtype(out_dtype)
-        if config is not None:
-            raise ValueError(f"config: {config!r}, expected None: the CPU backend has no configurations")
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"config: {arguments.kind(config)}, expected None or a Config")
         if not isinstance(invariant, bool):
             raise TypeError(f"invariant: {arguments.kind(invariant)}, expected a bool")
-        self.backend, self.invariant, self.out_dtype = backend, invariant, out_dtype
+        self.backend, self.invariant, self.config, self.out_dtype = backend, invariant, config, out_dtype
 
-    def how(self) -> tuple[Any, ...]:
-        """The last part of an operator's arguments."""
-        return self.out_dtype, None, self.backend, self.invariant
-
-    def run(self, problems: list[_Problem], device: torch.device) -> None:
+    def run(self, problems: list[_Problem], device: torch.device) -> list[gpu.Call | None]:
         """Check what is left, then compute: nothing is written unless every problem passes."""
-        backend = backends.pick(self.backend, device)
+        backend = backends.pick(self.backend, device, self.config)
         calls = [
             (p, arguments.check_alpha(p.alpha, device), arguments.check_bias(p.bias, p.b.shape[-2], device))
             for p in problems
         ]
         with threads.exact_arithmetic():
-            for p, alpha, bias in calls:
+            return [
                 backend.gemm(
                     p.a,
                     p.b,
@@ -184,78 +231,10 @@ class _Options:
                     bias=bias,
                     activation=self.activation,
                     invariant=self.invariant,
+                    config=self.config,
                 )
-
-
-def _tensors(*values: Any) -> list[Any]:
-    """What to ask `ops.traced` about: for an NVFP4Tensor its codes."""
-    flat = [y for x in values for y in (x if isinstance(x, (list, tuple)) else (x,))]
-    return [x.codes if isinstance(x, NVFP4Tensor) else x for x in flat]
-
-
-def _operand(
-    name: str, x: NVFP4Tensor | Tensor, scales: Tensor | None, k: int | None, layout: str
-) -> tuple[ops.Operand, int]:
-    """An operand for an operator, and its K; the operator's kernel checks the rest."""
-    if isinstance(x, NVFP4Tensor):
-        if scales is not None or k is not None:
-            raise ValueError(f"{name}_sf, k: given, but they go with raw operands only; {name} is an NVFP4Tensor")
-        return x.operand(), x.shape[-1]
-    if not isinstance(x, Tensor) or (name == "b" and scales is None):
-        raise TypeError(f"{name}: {arguments.kind(x)}, expected an NVFP4Tensor, or packed codes with {name}_sf")
-    if scales is None:
-        return ops.Operand(x, None, None, None, layout), x.shape[-1]
-    return ops.Operand(packing.as_bytes(x), scales.view(torch.uint8), None, None, layout), 2 * x.shape[
-        -1
-    ] if k is None else k
-
-
-def _operator(
-    name: str,
-    parts: tuple[tuple[ops.Operand, int], tuple[ops.Operand, int]],
-    groups: tuple[Tensor | None, ...],
-    options: _Options,
-    alpha: float | Tensor | None,
-    bias: Tensor | None,
-    out: Tensor | None,
-) -> Tensor:
-    """The product as an operator of torch, so that who traces or differentiates sees it whole."""
-    (a, a_k), (b, k) = parts
-    if a_k != k:
-        raise ValueError(f"a: K = {a_k}, but b has K = {k}")
-    call = (*a, *b, k, *groups, *ops.epilogue(alpha, bias, options.activation), *options.how())
-    if out is None:
-        result: Tensor = getattr(torch.ops.blockscale, name)(*call)
-        return result
-    if ops.needs_gradient(a.data, alpha, bias, out):
-        raise ValueError("out: given, but an operand requires grad; expected None, or a call under torch.no_grad()")
-    getattr(torch.ops.blockscale, f"{name}_out")(*call, out)
-    return out
-
-
-def _grouped_operator(
-    a: Any, b: Any, groups: tuple[Tensor | None, ...], options: _Options, alpha: Any, bias: Any, out: Any
-) -> Tensor | list[Tensor]:
-    if not isinstance(a, (list, tuple)) and not isinstance(b, (list, tuple)):
-        parts = _operand("a", a, None, None, "linear"), _operand("b", b, None, None, "linear")
-        return _operator("grouped_gemm", parts, groups, options, alpha, bias, out)
-    _refuse("list", **dict(zip(("group_sizes", "group_offsets", "masked_m"), groups, strict=True)))
-    if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)) or len(a) != len(b):
-        raise ValueError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists of one length")
-    outs = [None] * len(a) if out is None else out
-    each = zip(a, b, _per_group("alpha", alpha, len(a), 0), _per_group("bias", bias, len(a), 1), outs, strict=True)
-    return [
-        _operator(
-            "gemm",
-            (_operand("a", x, None, None, "linear"), _operand("b", y, None, None, "linear")),
-            (),
-            options,
-            one_alpha,
-            one_bias,
-            one_out,
-        )
-        for x, y, one_alpha, one_bias, one_out in each
-    ]
+                for p, alpha, bias in calls
+            ]
 
 
 _Operands = tuple[Any, Any, Tensor]

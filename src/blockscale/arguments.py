@@ -86,7 +86,8 @@ def batch_shape(a: NVFP4Tensor | Tensor, b: NVFP4Tensor) -> torch.Size:
         ) from None
 
 
-def check_alpha(alpha: Any, device: torch.device) -> float:
+def check_alpha(alpha: Any, device: torch.device) -> float | Tensor:
+    """A finite float; or the tensor that was given, whose value is looked at on the CPU alone: a GPU would wait."""
     if alpha is None:
         return 1.0
     if isinstance(alpha, Tensor):
@@ -96,12 +97,14 @@ def check_alpha(alpha: Any, device: torch.device) -> float:
                 f"expected fp32 of shape () on {device}"
             )
         check_plain("alpha", alpha)
+        if device.type != "cpu":
+            return alpha
     elif isinstance(alpha, bool) or not isinstance(alpha, Real):
         raise TypeError(f"alpha: {kind(alpha)}, expected a float or an fp32 tensor of shape ()")
     value = float(alpha) if isinstance(alpha, Tensor) else as_float(alpha)
     if not math.isfinite(value):
         raise ValueError(f"alpha: {value}, expected a finite number")
-    return value
+    return alpha if isinstance(alpha, Tensor) else value
 
 
 def check_bias(bias: Tensor | None, n: int, device: torch.device) -> Tensor | None:

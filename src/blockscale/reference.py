@@ -19,6 +19,12 @@ Array = npt.NDArray[np.float64]
 CPU_TOLERANCE = 2.0**-20
 
 
+def tensor_core_tolerance(k: int) -> float:
+    """The contract's c for tensor cores, on silicon and emulated: every 64 k a sum is truncated toward zero to fp32,
+    so that errors of positive data add up."""
+    return (4 + k / 1024) * 2.0**-20
+
+
 def _minifloat(code: int, exponent_bits: int, mantissa_bits: int) -> float:
     """The value of a sign-exponent-mantissa code with subnormals and no special values."""
     mantissa = code & ((1 << mantissa_bits) - 1)

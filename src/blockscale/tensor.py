@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import os
@@ -26,6 +28,8 @@ _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
 LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_kinds: dict[tuple[object, ...], int] = {}
+_numbers = itertools.count()
 _PIECE = 1 << 18  # elements that dequantize expands at a time
 
 
@@ -113,6 +117,12 @@ class NVFP4Tensor:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @functools.cached_property
+    def kind(self) -> int:
+        """A number for shape, layout, device and strides: that of every tensor which has the same, cheap to look up."""
+        strides = self.codes.stride(), self.scales.stride()
+        return _kinds.setdefault((self.shape, self.layout, self.codes.device, *strides), next(_numbers))
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import blockscale
 from blockscale.cli.app import app
-from blockscale.demo import job, layers, minilm
+from blockscale.demo import emulation, job, layers, minilm
+from blockscale.demo.emulation import EmulatedLayer
 from blockscale.demo.sentences import PARAPHRASES, SENTENCES
 from blockscale.demo.similarity import REQUIRED, Requirement, Similarity
 from blockscale.quantize import METHODS
@@ -166,7 +167,7 @@ def test_a_miss_is_exit_code_1_and_a_message(monkeypatch, cosines):
     good, bad = Similarity("rtn", "nvfp4", (0.98, 0.93)), Similarity("four_over_six", "weight-only", cosines)
     layer = layers.Layer("a", (16, 16), 1024, 132, dict.fromkeys(METHODS, 20.0))
     sentences = [job.Sentence("One.", 3), job.Sentence("Two.", 3)]
-    report = job.Report([layer], sentences, [good, bad], 1.0)
+    report = job.Report([layer], sentences, [good, bad], 1.0, "no compiler")
     monkeypatch.setattr(job, "run", lambda progress: report)
     for arguments in ([], ["--json"]):
         result = invoke(*arguments)
@@ -177,9 +178,45 @@ def test_a_miss_is_exit_code_1_and_a_message(monkeypatch, cosines):
     assert replace(report, runs=[good]).passed
 
 
+@needs_weights
+def test_a_layer_by_the_kernel_of_a_gpu(report):
+    """The emulated kernel and the CPU keep their contracts on a real layer's activations and weight."""
+    if isinstance(report.emulated, str):
+        pytest.skip(report.emulated)
+    m, n, k = report.emulated.sizes
+    assert (m, n, k) == (sum(sentence.tokens for sentence in report.sentences), 384, 384)
+    assert set(report.emulated.errors) == {"cpu", "sm_100a"}
+    assert all(0 < error <= 1 for error in report.emulated.errors.values())
+    assert report.emulated.findings == 0
+    assert report.emulated.instructions > 10_000
+
+
+@pytest.mark.parametrize("change", [{"findings": 1}, {"errors": {"cpu": 0.1, "sm_100a": math.nan}}])
+def test_a_kernel_that_is_wrong_is_a_miss(monkeypatch, change):
+    right = EmulatedLayer("a layer", "sm_100a", (1, 2, 3), "tile", 5, 0, {"cpu": 0.1, "sm_100a": 1.0}, 1.0)
+    good = Similarity("rtn", "nvfp4", (0.98, 0.97))
+    report = job.Report([], [job.Sentence("One.", 3), job.Sentence("Two.", 3)], [good], 1.0, right)
+    assert report.passed
+    monkeypatch.setattr(job, "run", lambda progress: replace(report, emulated=replace(right, **change)))
+    result = invoke()
+    assert result.exit_code == 1
+    assert result.stderr.startswith("blockscale: a layer on sm_100a: ")
+
+
+def test_without_a_compiler_the_demo_says_so(monkeypatch):
+    good = Similarity("rtn", "nvfp4", (0.98, 0.97))
+    sentences = [job.Sentence("One.", 3), job.Sentence("Two.", 3)]
+    monkeypatch.setattr(emulation.importlib.util, "find_spec", lambda name: None)
+    report = job.Report([], sentences, [good], 1.0, job.emulate_layer(None, [], no_progress))
+    monkeypatch.setattr(job, "run", lambda progress: report)
+    result = invoke()
+    assert result.exit_code == 0
+    assert "No kernel was emulated: CuTe DSL is not installed" in result.stdout
+
+
 def test_an_embedding_of_nan_is_a_miss(monkeypatch):
     run = Similarity("rtn", "nvfp4", (0.98, math.nan))
-    report = job.Report([], [job.Sentence("One.", 3), job.Sentence("Two.", 3)], [run], 1.0)
+    report = job.Report([], [job.Sentence("One.", 3), job.Sentence("Two.", 3)], [run], 1.0, "no compiler")
     monkeypatch.setattr(job, "run", lambda progress: report)
     result = invoke("--json")
     assert result.exit_code == 1

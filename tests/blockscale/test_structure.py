@@ -15,14 +15,19 @@ def test_public_names():
     import blockscale
 
     assert set(blockscale.__all__) == {
+        "Config",
         "NVFP4Tensor",
         "__version__",
         "available_backends",
+        "config_for",
         "dequantize",
+        "emulated",
+        "explain",
         "gemm",
         "grouped_gemm",
         "load_checkpoint",
         "nn",
+        "persisting_l2",
         "quantize",
         "save_checkpoint",
     }

@@ -6,9 +6,12 @@ from types import ModuleType
 
 import torch
 
-from blockscale.backends import cpu
+from blockscale.backends import cpu, sm100
+from blockscale.config import Config
+from blockscale.launch import emulated
+from blockscale.problem import TARGETS, Target, target_of_capability
 
-_BUILT: dict[str, ModuleType] = {"cpu": cpu}
+_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm100": sm100}
 NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -17,17 +20,41 @@ def available_backends() -> dict[str, str | None]:
     return {name: _BUILT[name].why_not() if name in _BUILT else f"this version has no {name} kernels" for name in NAMES}
 
 
-def pick(name: str | None, device: torch.device) -> ModuleType:
+def pick(name: str | None, device: torch.device, config: Config | None = None) -> ModuleType:
     """The backend called `name`, or the one for operands on `device`; ValueError with the reason if none can run."""
     if name is None:
-        if device.type != "cpu":
-            raise ValueError(f"backend: none for operands on {device}; this version multiplies on the CPU")
-        name = "cpu"
+        target = target_here(device)
+        name = "cpu" if target is None else target.backend
     if name not in NAMES:
         raise ValueError(f"backend: {name!r}, expected None or one of {', '.join(map(repr, NAMES))}")
     reason = available_backends()[name]
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run here: {reason}")
-    if device.type != "cpu":
-        raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
+    if name == "cpu":
+        if device.type != "cpu":
+            raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
+        if config is not None:
+            raise ValueError(f"config: {config}, expected None: the CPU backend has no configurations")
     return _BUILT[name]
+
+
+def target_here(device: torch.device) -> Target | None:
+    """The GPU whose kernels serve operands on `device`: its own, or the active emulator's; None is the CPU backend.
+
+    Raises:
+        ValueError: there are no kernels for that device.
+    """
+    if device.type == "cpu":
+        active = emulated.active()
+        return None if active is None else active.target
+    if device.type != "cuda":
+        raise ValueError(f"backend: none for operands on {device}; this version multiplies on the CPU and on CUDA GPUs")
+    capability = torch.cuda.get_device_capability(device)
+    target = target_of_capability(capability)
+    if target is None:
+        kinds = ", ".join(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS)
+        raise ValueError(
+            f"backend: none for {device}, {torch.cuda.get_device_name(device)} of compute capability "
+            f"{capability[0]}.{capability[1]}; this version's kernels are compiled for {kinds}"
+        )
+    return target

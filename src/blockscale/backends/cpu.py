@@ -53,10 +53,11 @@ def gemm(
     b: NVFP4Tensor,
     out: Tensor,
     *,
-    alpha: float = 1.0,
+    alpha: float | Tensor = 1.0,
     bias: Tensor | None = None,
     activation: str | None = None,
     invariant: bool = False,
+    config: None = None,
 ) -> None:
     """out = act(alpha x a @ b^T + bias); the caller has checked the arguments and is within `exact_arithmetic`.
 
@@ -65,11 +66,12 @@ def gemm(
         out: (..., M, N) fp16, bf16 or fp32, any strides, apart from the inputs; written whole.
         bias: (N,), added after alpha.
         invariant: each row on its own, so that its bits do not depend on the other rows.
+        config: None; there are no configurations.
     """
     if out.numel() == 0:
         return
     result = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    epilogue = _Epilogue(_unit(a) * _unit(b), alpha, bias, activation)
+    epilogue = _Epilogue(_unit(a) * _unit(b), float(alpha), bias, activation)
     batch = None if math.prod(b.shape[:-2]) == 1 else out.shape[:-2]
     targets = result.view(1 if batch is None else math.prod(batch), -1, out.shape[-1])
     problems = list(zip(_matrices(a, batch), _matrices(b, batch), targets, strict=True))

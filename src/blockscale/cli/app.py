@@ -6,8 +6,10 @@ import typer
 
 from blockscale import __version__
 from blockscale.cli.checkpoints import convert, inspect, quantize
+from blockscale.cli.compile import compile_shapes
 from blockscale.cli.demo import demo
 from blockscale.cli.doctor import doctor
+from blockscale.cli.explain import explain
 from blockscale.cli.gemm import gemm
 
 app = typer.Typer(
@@ -18,6 +20,8 @@ app.command()(gemm)
 app.command()(inspect)
 app.command()(convert)
 app.command()(quantize)
+app.command()(explain)
+app.command("compile")(compile_shapes)
 app.command()(doctor)
 
 

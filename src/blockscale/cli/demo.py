@@ -11,6 +11,7 @@ from rich.text import Text
 
 from blockscale.cli.terminal import FAILED, REFUSED, AsJson, output, plain_table, print_json, progress, refusals
 from blockscale.demo import job
+from blockscale.demo.emulation import EmulatedLayer
 from blockscale.demo.layers import Layer, Skipped, WeightFile
 from blockscale.demo.similarity import REQUIRED, Similarity
 from blockscale.quantize import METHODS
@@ -33,7 +34,7 @@ def demo(
         print_json(as_document(report))
     else:
         show(report)
-    for miss in misses(report.runs):
+    for miss in [*misses(report.runs), *broken(report.emulated)]:
         typer.echo(f"blockscale: {miss}", err=True)
     if not report.passed:
         raise typer.Exit(FAILED)
@@ -49,6 +50,14 @@ def misses(runs: Sequence[Similarity]) -> list[str]:
     ]
 
 
+def broken(emulated: EmulatedLayer | str) -> list[str]:
+    """A message if the emulated kernel broke its contract or the emulator found something."""
+    if isinstance(emulated, str) or emulated.passed:
+        return []
+    errors = ", ".join(f"{name} {error:.3g}" for name, error in emulated.errors.items())
+    return [f"{emulated.layer} on {emulated.arch}: {emulated.findings} findings, errors in tolerances: {errors}"]
+
+
 def as_document(report: job.Report) -> dict[str, Any]:
     return {
         "layers": [asdict(layer) for layer in report.layers],
@@ -59,6 +68,7 @@ def as_document(report: job.Report) -> dict[str, Any]:
             | {"required": asdict(REQUIRED[run.activations])}
             for run in report.runs
         ],
+        "emulated": {"left_out": report.emulated} if isinstance(report.emulated, str) else asdict(report.emulated),
         "seconds": report.seconds,
         "passed": report.passed,
     }
@@ -70,8 +80,24 @@ def show(report: job.Report) -> None:
     console.print(layer_table("all-MiniLM-L6-v2: its linear layers", layers), "")
     console.print(sentence_table(report), "")
     console.print(summary_table(report.runs), "")
+    show_emulated(report.emulated)
     verdict = "every requirement met" if report.passed else "requirements missed"
     console.print(f"{len(report.layers)} layers, {len(report.sentences)} sentences, {report.seconds:.1f} s: {verdict}")
+
+
+def show_emulated(emulated: EmulatedLayer | str) -> None:
+    console = output()
+    if isinstance(emulated, str):
+        console.print(Text(f"No kernel was emulated: {emulated}"), "")
+        return
+    m, n, k = emulated.sizes
+    table = plain_table(f"{emulated.layer} by the kernel for {emulated.arch}, on the software GPU", show_header=False)
+    table.add_row("product", f"{m} x {n} x {k}, {emulated.config}")
+    table.add_row("executed", f"{emulated.instructions:,} warp instructions, {emulated.findings} findings")
+    for name, error in emulated.errors.items():
+        table.add_row(f"largest error, {name}", f"{error:.3f} of what its contract allows")
+    table.add_row("time", f"{emulated.seconds:.1f} s on this machine, compiling included; nothing follows for a GPU")
+    console.print(table, "")
 
 
 def layer_table(title: str, layers: Sequence[Layer]) -> Table:

@@ -1,8 +1,10 @@
 """`blockscale doctor`: what this machine has, and which backends can run on it."""
 
 import importlib.metadata
+import os
 import platform
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,6 +18,7 @@ from rich.text import Text
 
 import blockscale
 from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, refusals
+from blockscale.store import default_store
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -48,6 +51,9 @@ class Findings:
     threads: int
     cuda: Cuda
     cute_dsl: str | None
+    tvm_ffi: str | None
+    c_compiler: str | None
+    kernel_store: str
     backends: Mapping[str, str | None]
 
 
@@ -73,6 +79,9 @@ def examine() -> Findings:
         threads=torch.get_num_threads(),
         cuda=examine_cuda(),
         cute_dsl=installed_version("nvidia-cutlass-dsl"),
+        tvm_ffi=installed_version("apache-tvm-ffi"),
+        c_compiler=shutil.which(os.environ.get("CC") or "cc"),
+        kernel_store=str(default_store().root),
         backends=blockscale.available_backends(),
     )
 
@@ -140,6 +149,12 @@ def machine_table(findings: Findings) -> Table:
             "CuTe DSL",
             findings.cute_dsl or "not installed; to compile GPU kernels: pip install '.[kernels]' in a clone",
         ),
+        ("TVM-FFI", findings.tvm_ffi or "not installed; it calls compiled kernels, and comes with '.[kernels]'"),
+        (
+            "C compiler",
+            findings.c_compiler or "not found; it links kernels for other machines, and builds the emulator's",
+        ),
+        ("kernel store", findings.kernel_store),
     ]
     for name, value in rows:
         table.add_row(name, Text(value))

@@ -1,0 +1,248 @@
+"""What the GPU families share: operands in, plan out, launch. A family's own file says which `Target` it is.
+
+`gemm` is the whole line. A `Call` is its end with everything decided: for arguments whose every property was validated
+before, it looks at addresses alone. `known` holds one for each such combination of properties (`signature`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockscale import arguments, plan
+from blockscale.config import Config
+from blockscale.formats.layouts import ATOMS
+from blockscale.launch import cuda, emulated
+from blockscale.plan import Launcher, Plan
+from blockscale.problem import Problem, Target
+from blockscale.tensor import NVFP4Tensor
+
+DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+ALIGNMENT = 16  # of codes and scales, for TMA
+_MOST_KNOWN = 4096
+
+
+def why_not(target: Target) -> str | None:
+    """None if `target`'s kernels can run here: on a GPU, or because an emulator of it is active."""
+    active = emulated.active()
+    if active is not None and active.target.arch == target.arch:
+        return None
+    reason = cuda.why_not(target)
+    return None if reason is None else f"{reason}; `with emulated({target.arch!r})` runs its kernels without one"
+
+
+def launcher(target: Target, device: torch.device) -> Launcher:
+    """What launches on `device`.
+
+    Raises:
+        ValueError: neither that GPU nor an emulator of it.
+    """
+    if device.type == "cuda":
+        return cuda.launcher(target, device)
+    active = emulated.active()
+    if device.type == "cpu" and active is not None and active.target.arch == target.arch:
+        return active
+    raise ValueError(
+        f"backend: {target.backend!r} needs operands on a GPU, not on {device}; "
+        f"inside `emulated({target.arch!r})` the CPU's will do"
+    )
+
+
+def gemm(
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: Tensor,
+    *,
+    target: Target,
+    alpha: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    invariant: bool = False,
+    config: Config | None = None,
+) -> Call | None:
+    """out = alpha x a @ b^T; the caller has checked the arguments. Scales in another layout than "128x4" and results
+    of other strides than a kernel writes are copied.
+
+    Returns:
+        A `Call` that does the same for operands and a result of the same properties, or None where there was a copy.
+
+    Raises:
+        Unsupported: `supports` says why. ValueError: operands that are not aligned, or lie on no GPU.
+        CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
+    """
+    if out.numel() == 0:
+        return None
+    device = launcher(target, out.device)
+    problem, at_once = _problem(a, b, out, bias is not None, activation, invariant)
+    ld_out = _rows_apart(out)
+    made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
+    assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
+    left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
+    for name, operand in (("a", left), ("b", right)):
+        _check_dense(name, operand)
+    result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    call = Call(made, out.shape, out.dtype)
+    if at_once:
+        call(left, right, result, alpha)
+    else:
+        pointers, factor, _held = call.arguments(left, right, result, alpha)
+        step = problem.m * made.scalars[3] * out.itemsize
+        for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
+            made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
+    if result is not out:
+        out.copy_(result)
+    return call if at_once and left is a and right is b and result is out else None
+
+
+def _problem(
+    a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, bias: bool, activation: str | None, invariant: bool
+) -> tuple[Problem, bool]:
+    """The problem of one launch, and whether that does the whole batch: one in which both operands broadcast goes
+    matrix by matrix."""
+    batch, batch_a, batch_b = (math.prod(x.shape[:-2]) for x in (out, a, b))
+    at_once = batch_a in (1, batch) and batch_b in (1, batch)
+    batches = (batch, batch_a, batch_b) if at_once else (1, 1, 1)
+    m, n = out.shape[-2:]
+    kind = "nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype]
+    out_dtype = DTYPE_NAMES[out.dtype]
+    problem = Problem(m, n, a.shape[-1], *batches, kind, "nvfp4", out_dtype, bias, activation, invariant)
+    return problem, at_once
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A plan, called with operands and a result whose shapes, dtypes, layouts, strides and devices fit it."""
+
+    plan: Plan
+    shape: torch.Size  # of the result
+    dtype: torch.dtype
+
+    def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor | None, alpha: float | Tensor | None) -> Tensor:
+        """Checks what depends on addresses and values, and launches; makes the result if `out` is None.
+
+        Raises:
+            ValueError: an operand is not aligned, `out` overlaps one, or alpha is not finite.
+        """
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype, device=a.codes.device)
+        pointers, factor, _held = self.arguments(a, b, out, alpha)
+        self.plan.run(pointers, factor)
+        return out
+
+    def arguments(
+        self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
+    ) -> tuple[list[int], float, tuple[Tensor, ...]]:
+        """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
+
+        On the CPU operands that are not aligned are copied: weights of a mapped file lie where the file has them.
+        """
+        plan = self.plan
+        factor = 1.0
+        tensor = plan.launcher.one
+        if isinstance(alpha, Tensor):
+            tensor = alpha
+        elif alpha is not None:
+            factor = float(alpha)
+            if not math.isfinite(factor):
+                arguments.check_alpha(alpha, out.device)
+        given: tuple[Tensor, ...] = (a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor)
+        pointers = [t.data_ptr() for t in given]
+        start, stop = pointers[4], pointers[4] + plan.sizes[4]
+        for i in (0, 1, 2, 3, 5, 6, 7):
+            if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
+                arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
+        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[4] % out.itemsize:
+            given = _aligned(given)
+            pointers = [t.data_ptr() for t in given]
+        return pointers, factor, given
+
+
+def _aligned(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same tensors, copies of those operands on the CPU that are not aligned.
+
+    Raises:
+        ValueError: an operand on a GPU, or the result, is not aligned.
+    """
+    moved = list(given)
+    for i, name in enumerate(("a.codes", "b.codes", "a.scales", "b.scales", "out")):
+        allowed = given[i].itemsize if name == "out" else ALIGNMENT
+        if given[i].data_ptr() % allowed:
+            if name == "out" or given[i].device.type != "cpu":
+                raise ValueError(f"{name}: at address {given[i].data_ptr():#x}, expected a multiple of {allowed} bytes")
+            moved[i] = given[i].clone()
+    return tuple(moved)
+
+
+def _check_dense(name: str, x: NVFP4Tensor) -> None:
+    """Raises ValueError if parts that were put together by hand have gaps."""
+    for part, tensor in (("codes", x.codes), ("scales", x.scales)):
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name}.{part}: strides {tensor.stride()}, expected a contiguous tensor, as from_parts makes"
+            )
+
+
+def _rows_apart(out: Tensor) -> int | None:
+    """Elements between rows of a result that a kernel can write: rows dense, matrices one after another; else None."""
+    *batch, m, n = out.shape
+    try:
+        matrices = out.view(math.prod(batch), m, n)
+    except RuntimeError:
+        return None
+    by_matrix, by_row, by_column = matrices.stride()
+    if n > 1 and by_column != 1:
+        return None
+    if m == 1:
+        by_row = by_matrix if len(matrices) > 1 else n
+    return by_row if by_row >= n and (len(matrices) == 1 or by_matrix == m * by_row) else None
+
+
+def _matrices(
+    a: torch.Size, b: torch.Size, out: torch.Size, sizes: tuple[int, ...], step: int
+) -> Iterator[tuple[int, ...]]:
+    """For each matrix of the result, how far its addresses are from those of `plan.POINTERS`; `step` bytes in `out`."""
+    of_a, of_b = (np.broadcast_to(np.arange(math.prod(x)).reshape(x), out).ravel().tolist() for x in (a, b))
+    for i, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
+        yield x * sizes[0], y * sizes[1], x * sizes[2], y * sizes[3], i * step, 0, 0, 0
+
+
+def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any, ...] | None:
+    """Every property of a call's arguments that validation looks at, but for addresses and values; None where the call
+    is of another form (raw or floating operands)."""
+    if type(a) is not NVFP4Tensor or type(b) is not NVFP4Tensor:
+        return None
+    result = None
+    if out is not None:
+        if type(out) is not Tensor or out.requires_grad:
+            return None
+        result = out.shape, out.stride(), out.dtype, out.device, out.is_inference()
+    if isinstance(alpha, Tensor):
+        if alpha.requires_grad:
+            return None
+        factor: Any = alpha.dtype, alpha.shape, alpha.device
+    else:
+        factor = type(alpha)
+    return a.kind, b.kind, result, factor, torch.is_inference_mode_enabled(), options
+
+
+_known: dict[tuple[Any, ...], Call] = {}
+
+
+def known() -> dict[tuple[Any, ...], Call]:
+    """The calls validated before, by signature: the active emulator's, or those of all GPUs."""
+    active = emulated.active()
+    return _known if active is None else active.known
+
+
+def remember(signature: tuple[Any, ...], call: Call) -> None:
+    """Keep `call` for arguments with this signature."""
+    calls = known()
+    if len(calls) >= _MOST_KNOWN:
+        calls.clear()
+    calls[signature] = call

@@ -1,0 +1,29 @@
+"""`blockscale explain M N K --gpu b200`: the configuration that a product would get, and why."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+import blockscale
+from blockscale.cli.terminal import AsJson, print_json, refusals
+
+Gpu = Annotated[str | None, typer.Option(help="A GPU, such as b200; the current one by default.", show_default=False)]
+
+
+def explain(
+    m: Annotated[int, typer.Argument(help="Rows of A and of the result.")],
+    n: Annotated[int, typer.Argument(help="Rows of B, columns of the result.")],
+    k: Annotated[int, typer.Argument(help="Columns of A and of B.")],
+    gpu: Gpu = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which configuration a product would get on a GPU, and the reasons in order."""
+    with refusals(as_json):
+        text = blockscale.explain(m, n, k, gpu=gpu)
+        config = blockscale.config_for(m, n, k, gpu=gpu)
+    if as_json:
+        _, *reasons = text.splitlines()
+        print_json({"m": m, "n": n, "k": k, "config": asdict(config), "reasons": reasons})
+    else:
+        typer.echo(text)

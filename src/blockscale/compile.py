@@ -1,0 +1,116 @@
+"""From a configuration to an artefact's parts. Needs CuTe DSL and no GPU; imported only when the store has nothing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockscale.config import Config
+from blockscale.problem import Problem, Target
+from blockscale.store import COMPILER, FUNCTION
+
+KERNELS = {"sm100": ("blockscale.kernels.sm100", "Sm100Gemm")}
+RUNTIME = Path(__file__).parent / "launch" / "runtime.c"
+
+
+class CompilerMissing(RuntimeError):
+    """A kernel has to be compiled, and CuTe DSL is not here, or not in the version that the kernels are written for."""
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a kernel: the message names the kernel, the target, the compiler's version and its words."""
+
+
+def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str, bytes]:
+    """The parts of the artefact (see `store.Artefact`) for a configuration that `supports` has passed.
+
+    Raises:
+        CompilerMissing, CompileError.
+    """
+    check_compiler()
+    module, name = KERNELS[target.backend]
+    kernel = getattr(importlib.import_module(module), name)(**config.code(), out_dtype=problem.out_dtype)
+    return compile_function(kernel, _arguments(problem.out_dtype), target.arch, f"{config}, {problem.out_dtype}")
+
+
+def check_compiler() -> None:
+    """Raises CompilerMissing unless CuTe DSL and TVM-FFI are installed, the former in exactly the version needed."""
+    how = "pip install 'blockscale[kernels]' (Linux), or bring a store that `blockscale compile` filled elsewhere"
+    try:
+        found = importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        raise CompilerMissing(f"no compiled kernel, and nvidia-cutlass-dsl is not installed: {how}") from None
+    if found != COMPILER:
+        raise CompilerMissing(f"nvidia-cutlass-dsl is {found}; kernels are compiled with {COMPILER} alone: {how}")
+    if importlib.util.find_spec("tvm_ffi") is None:
+        raise CompilerMissing(f"no compiled kernel, and apache-tvm-ffi is not installed: {how}")
+
+
+def compile_function(function: Any, arguments: Sequence[Any], arch: str, what: str) -> dict[str, bytes]:
+    """The parts of an artefact whose host function is `function`, traced with `arguments`, named FUNCTION.
+
+    Raises:
+        CompileError: whatever the compiler or the assembler raises.
+    """
+    from cutlass import cute
+
+    with tempfile.TemporaryDirectory(prefix="blockscale-") as directory:
+        options = f"--gpu-arch {arch} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir {directory}"
+        try:
+            compiled = cute.compile(function, *arguments, options=options)
+            compiled.export_to_c(f"{directory}/host.o", FUNCTION)
+            parts = {
+                "object": Path(f"{directory}/host.o").read_bytes(),
+                "ptx": compiled.__ptx__.encode(),
+                "cubin": compiled.__cubin__,
+            }
+        except Exception as error:
+            words = str(error).strip() or type(error).__name__
+            raise CompileError(f"{what} for {arch}: nvidia-cutlass-dsl {COMPILER} refused it: {words}") from error
+        library = link(Path(f"{directory}/host.o"))
+    return parts if library is None else parts | {"library": library}
+
+
+def link(host_object: Path) -> bytes | None:
+    """The host code as a shared library that needs CUDA and TVM-FFI alone; None without a C compiler (`cc`, or CC)."""
+    linker = os.environ.get("CC") or "cc"
+    if shutil.which(linker) is None:
+        return None
+    library = host_object.with_suffix(".so")
+    flags = ["-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,lazy"]
+    run = subprocess.run([linker, *flags, "-o", library, host_object, RUNTIME], capture_output=True, text=True)
+    if run.returncode:
+        raise CompileError(f"{linker} could not link the host code: {run.stderr.strip()}")
+    return library.read_bytes()
+
+
+def _arguments(out_dtype: str) -> list[Any]:
+    """What `__call__` of a kernel is traced with: the types of its arguments, no addresses and no sizes."""
+    import cutlass
+    from cutlass import cute
+    from cutlass.cute.runtime import make_fake_stream, make_ptr
+
+    def pointer(dtype: Any, align: int) -> Any:
+        return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
+
+    out: dict[str, Any] = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}
+    result = out[out_dtype]
+    integer: Callable[[int], Any] = cutlass.Int32
+    return [
+        *(pointer(cutlass.Uint8, 16) for _ in ("a", "b", "sfa", "sfb")),
+        pointer(result, result.width // 8),
+        *(pointer(cutlass.Float32, 4) for _ in ("unit_a", "unit_b", "alpha")),
+        cutlass.Float32(0),  # factor
+        *(integer(0) for _ in ("m", "n", "k")),
+        cutlass.Int64(0),  # ld_out
+        *(integer(0) for _ in ("batch", "batch_a", "batch_b", "ctas")),
+        make_fake_stream(),
+    ]

@@ -1,0 +1,141 @@
+"""How a product is done (`Config`), and the one place that says whether it can be: `supports`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from blockscale.kernels.parts.geometry import TILE_M, Geometry
+from blockscale.problem import Problem, Target
+
+TILES_N = (256, 192, 128, 64)  # what `candidates` offers; `supports` allows every N that the tensor cores have
+RASTERS = ("m", "n")
+LARGEST_EXTENT = 2**31 - 1  # sizes and tile indices are 32-bit integers in a kernel
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything about a kernel that may be chosen. `CODE_FIELDS` decide its code; the others are arguments of a call.
+
+    Attributes:
+        tile: (rows, columns) of the result that a CTA computes at a time.
+        stages: slots of the ring of operand tiles in shared memory; None means as many as fit.
+        accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
+        raster: the dimension along which consecutive tiles lie, "m" or "n".
+        ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
+        persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
+    """
+
+    tile: tuple[int, int] = (TILE_M, 128)
+    stages: int | None = None
+    accumulators: int = 1
+    raster: str = "m"
+    ctas: int | None = None
+    persist_mb: int = 0
+
+    def code(self) -> dict[str, Any]:
+        """The fields that decide a kernel's code."""
+        return {name: getattr(self, name) for name in CODE_FIELDS}
+
+    def __str__(self) -> str:
+        given = (f for f in fields(self) if f.name != "tile" and getattr(self, f.name) != f.default)
+        return ", ".join([f"tile {self.tile[0]}x{self.tile[1]}", *(f"{f.name} {getattr(self, f.name)}" for f in given)])
+
+
+CODE_FIELDS = ("tile", "stages", "accumulators", "raster")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something cannot be done: the argument or field at fault, and what is wrong with it."""
+
+    argument: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.message}"
+
+
+def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
+    """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
+    return unsupported(problem, target) or _unbuildable(config, target) or _unfit(problem, config)
+
+
+def unsupported(problem: Problem, target: Target) -> Reason | None:
+    """Why no configuration of `target` does `problem`, or None."""
+    if problem.a != "nvfp4" or problem.b != "nvfp4":
+        return Reason("a", f"{problem.a}: the {target.backend} kernels multiply NVFP4 by NVFP4 alone; quantise a")
+    if problem.bias:
+        return Reason("bias", f"given: the {target.backend} kernels of this version add none")
+    if problem.activation is not None:
+        return Reason("activation", f"{problem.activation!r}: the {target.backend} kernels of this version apply none")
+    for name in ("m", "n", "k", "batch"):
+        if getattr(problem, name) > LARGEST_EXTENT:
+            return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
+    return None
+
+
+def _unbuildable(config: Config, target: Target) -> Reason | None:
+    """Why there can be no such kernel, for any problem."""
+    for field in fields(config):
+        reason = _wrong_type(field.name, getattr(config, field.name))
+        if reason:
+            return reason
+    rows, columns = config.tile
+    if rows != TILE_M:
+        return Reason("config.tile", f"{config.tile}, expected {TILE_M} rows")
+    if config.accumulators not in (1, 2):
+        return Reason("config.accumulators", f"{config.accumulators}, expected 1 or 2")
+    if config.raster not in RASTERS:
+        return Reason("config.raster", f"{config.raster!r}, expected one of {', '.join(map(repr, RASTERS))}")
+    if config.ctas is not None and config.ctas < 1:
+        return Reason("config.ctas", f"{config.ctas}, expected None or at least 1")
+    if config.persist_mb < 0:
+        return Reason("config.persist_mb", f"{config.persist_mb}, expected at least 0")
+    try:
+        geometry = Geometry(columns, config.stages, config.accumulators)
+    except ValueError as error:
+        return Reason("config", str(error))
+    if geometry.ring < 1 or geometry.smem_bytes > target.smem:
+        takes = f"{geometry.smem_bytes:,} bytes of shared memory, more than the {target.smem:,} of {target.arch}"
+        return Reason("config.stages", takes)
+    return None
+
+
+def _wrong_type(name: str, value: Any) -> Reason | None:
+    def is_integer(x: Any) -> bool:
+        return isinstance(x, int) and not isinstance(x, bool)
+
+    if name == "tile":
+        right, expected = isinstance(value, tuple) and len(value) == 2 and all(map(is_integer, value)), "two integers"
+    elif name == "raster":
+        right, expected = isinstance(value, str), "a string"
+    elif name in ("stages", "ctas"):
+        right, expected = value is None or is_integer(value), "None or an integer"
+    else:
+        right, expected = is_integer(value), "an integer"
+    return None if right else Reason(f"config.{name}", f"{value!r}, expected {expected}")
+
+
+def _unfit(problem: Problem, config: Config) -> Reason | None:
+    """Why a kernel that can be built does not serve this problem."""
+    if not Geometry(config.tile[1], config.stages, config.accumulators).tiles(problem.n):
+        return Reason("config.tile", f"{config.tile[1]} columns, no multiple of 32, have to cover all n = {problem.n}")
+    if tile_count(problem, config) > LARGEST_EXTENT:
+        return Reason("config.tile", f"{tile_count(problem, config)} tiles, at most {LARGEST_EXTENT}")
+    return None
+
+
+def tile_count(problem: Problem, config: Config) -> int:
+    """Tiles of the result, of all matrices of the batch."""
+    return problem.batch * -(-problem.m // config.tile[0]) * -(-problem.n // config.tile[1])
+
+
+def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+    """The configurations worth choosing from for `problem`, all of them supported."""
+    for columns in TILES_N:
+        single = Config(tile=(TILE_M, columns))
+        for config in (replace(single, accumulators=2), single):
+            if supports(problem, target, config) is None:
+                yield config

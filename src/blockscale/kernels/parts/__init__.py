@@ -1,0 +1,1 @@
+"""What kernels are made of. `geometry` does without the compiler; everything else is traced by it."""

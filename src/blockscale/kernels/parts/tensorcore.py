@@ -1,0 +1,148 @@
+"""The tensor core of sm_100a and its memory: instructions, and the descriptors that they take (PTX: tcgen05)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Boolean, Float32, Int32, cute
+from cutlass.experimental import primitives as ptx
+
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, STEP_K, STEPS, TILE_M, Geometry
+
+UNIT = 16  # bytes: matrix descriptors count in these
+STEP_UNITS = STEP_K // 2 // UNIT  # from one step of k to the next in a row of codes
+ATOM_UNITS = ATOM_BYTES // UNIT
+LANES = 32  # of tensor memory that a warp may load: as many as it has threads
+
+ONE_CTA = ptx.CTAGroup.CTA_1
+E2M1 = 1
+SWIZZLE_128B = 2
+
+
+def instruction_descriptor(m: int, n: int) -> int:
+    """m x n x 64, E2M1 by E2M1, both K-major, UE4M3 scales (PTX: instruction descriptor for .kind::mxf4nvf4)."""
+    return E2M1 << 7 | E2M1 << 10 | n // 8 << 17 | m // 128 << 27
+
+
+def code_descriptor(codes: cute.Pointer) -> Any:
+    """K-major rows of 128 bytes, swizzled; groups of 8 rows are 1024 bytes apart (PTX: matrix descriptor)."""
+    return ptx.Tcgen05SmemDesc.build(codes.toint(), stride_byte_offset=1024, layout=SWIZZLE_128B)
+
+
+def scale_descriptor(scales: cute.Pointer) -> Any:
+    """Rows of 16 bytes, not swizzled; groups of 8 rows are 128 bytes apart (PTX: matrix descriptor)."""
+    return ptx.Tcgen05SmemDesc.build(scales.toint(), stride_byte_offset=128)
+
+
+def tmem(address: Int32) -> Any:
+    """The pointer for an address in tensor memory, lane << 16 | column."""
+    return ptx.TmemAddr(address).as_ptr(Float32)
+
+
+@dataclass(frozen=True)
+class TensorCore:
+    """What is done with a slot of operands: its scales go to tensor memory, then it is multiplied.
+
+    Descriptors are those of the first slot; another one is a fixed number of units further on.
+    """
+
+    geometry: Geometry
+    a: Any
+    b: Any
+    sfa: Any
+    sfb: Any
+    sums: Int32  # the first column of the accumulators
+    scales: Int32  # the first column of the scales
+
+    @staticmethod
+    def of(geometry: Geometry, smem: Any, tmem: Int32) -> "TensorCore":
+        """Operands in `smem`, and tensor memory from address `tmem` on."""
+        return TensorCore(
+            geometry,
+            code_descriptor(smem.a.data_ptr()),
+            code_descriptor(smem.b.data_ptr()),
+            scale_descriptor(smem.sfa.data_ptr()),
+            scale_descriptor(smem.sfb.data_ptr()),
+            tmem,
+            tmem + geometry.accumulators * geometry.tile_n,
+        )
+
+    def scale_columns(self, slot: Int32) -> tuple[Int32, Int32]:
+        """Where a slot's scales of a and of b are in tensor memory, step by step."""
+        columns = self.scales + slot * self.geometry.scale_columns
+        return columns, columns + self.geometry.sfa_columns
+
+    def copy_scales(self, slot: Int32) -> None:
+        """A copy an atom: to four columns, once into each of the four groups of 32 lanes."""
+        g = self.geometry
+        columns_a, columns_b = self.scale_columns(slot)
+        sfa, sfb = self.sfa + slot * (g.sfa_bytes // UNIT), self.sfb + slot * (g.sfb_bytes // UNIT)
+        with cute.arch.elect_one():
+            for step in range(STEPS):
+                _copy_atom(columns_a + step * ATOM_COLUMNS, sfa + step * ATOM_UNITS)
+                for atom in range(g.atoms_n):
+                    source = sfb + (atom * STEPS + step) * ATOM_UNITS
+                    _copy_atom(columns_b + (step * g.atoms_n + atom) * ATOM_COLUMNS, source)
+
+    def multiply(self, slot: Int32, sums: Int32, tile: Int32, accumulate: Boolean) -> None:
+        """accumulator `sums` (+)= (a x scales) @ (b x scales)^T of the slot, for the `tile`-th tile of b."""
+        g = self.geometry
+        columns_a, columns_b = self.scale_columns(slot)
+        a, b = self.a + slot * (g.a_bytes // UNIT), self.b + slot * (g.b_bytes // UNIT)
+        if g.tile_n % 32 == 0:  # otherwise there is only one tile, which begins with an atom
+            columns_b += tile * g.tile_n % ATOM_ROWS // 32
+        with cute.arch.elect_one():
+            for step in range(STEPS):
+                ptx.tcgen05_mma_block_scale(
+                    "mxf4nvf4",
+                    ONE_CTA,
+                    tmem(self.sums + sums * g.tile_n),
+                    a + step * STEP_UNITS,
+                    b + step * STEP_UNITS,
+                    instruction_descriptor(TILE_M, g.tile_n),
+                    accumulate if step == 0 else True,
+                    tmem(columns_a + step * ATOM_COLUMNS),
+                    tmem(columns_b + step * g.atoms_n * ATOM_COLUMNS),
+                    scale_vec_size=ptx.Tcgen05MMAScaleVecSize.BLOCK16,
+                )
+
+
+def _copy_atom(column: Int32, descriptor: Any) -> None:
+    ptx.tcgen05_cp("shape_32x128b", tmem(column), descriptor, group=ONE_CTA, multicast="warpx4")
+
+
+def load(address: Int32, columns: int) -> cute.TensorSSA:
+    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The load is over on return.
+
+    Load and wait are one statement: between two, the compiler would put moves of registers that are still to come.
+    """
+    registers = ", ".join(f"{{$w{i}}}" for i in range(columns))
+    values = cute.arch.inline_ptx(
+        f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{{registers}}}, [{{$r0}}];\ntcgen05.wait::ld.sync.aligned;",
+        write_only_types=[Float32] * columns,
+        read_only_args=[address],
+    )
+    rAcc = cute.make_rmem_tensor(columns, Float32)
+    for i, value in enumerate(values):
+        rAcc[i] = value
+    return rAcc.load()
+
+
+def before_sync() -> None:
+    """Orders this thread's uses of tensor memory so far before what follows a synchronisation in other threads."""
+    ptx.tcgen05_fence("before_thread_sync")
+
+
+def after_sync() -> None:
+    """Orders this thread's uses of tensor memory from here on after what came before a synchronisation elsewhere."""
+    ptx.tcgen05_fence("after_thread_sync")
+
+
+def allocate(address: cute.Pointer, columns: int) -> None:
+    """By a whole warp, once: the address of the columns goes to shared memory; other CTAs may allocate after that."""
+    ptx.tcgen05_alloc(address, columns, group=ONE_CTA)
+    ptx.tcgen05_relinquish_alloc_permit(group=ONE_CTA)
+
+
+def free(address: Int32, columns: int) -> None:
+    """By the warp that allocated."""
+    ptx.tcgen05_dealloc(tmem(address), columns, group=ONE_CTA)

@@ -1,0 +1,124 @@
+"""A plan: one problem on one device, everything decided. Made once, then a dictionary look-up.
+
+[hit] plan | [miss] heuristics -> store.get or compile -> store.put -> launcher.load -> plan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from blockscale import heuristics, store
+from blockscale.config import Config, tile_count
+from blockscale.formats.layouts import ROW_ALIGN, blocks, round_up
+from blockscale.problem import Problem, Target
+
+Function = Callable[..., Any]
+OUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+POINTERS = ("a", "b", "sfa", "sfb", "out", "unit_a", "unit_b", "alpha")
+
+
+class Launcher(Protocol):
+    """A device that runs artefacts: `launch.cuda.CudaLauncher` or `launch.emulated.EmulatedLauncher`."""
+
+    target: Target
+    one: Tensor
+    """fp32 () 1.0 on the device: the alpha of a product that has none."""
+    plans: dict[Any, Plan]
+    """Those made for this device so far."""
+
+    def load(self, artefact: store.Artefact) -> Function:
+        """The artefact's function."""
+
+    def launch(self, function: Function, pointers: Sequence[int], sizes: Sequence[int], scalars: Sequence[Any]) -> None:
+        """function(*pointers, *scalars, stream) on the device; the kernel touches `sizes[i]` bytes at `pointers[i]`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch needs beside addresses: the loaded kernel, and its arguments from `m` on."""
+
+    launcher: Launcher
+    function: Function
+    config: Config
+    sizes: tuple[int, ...]  # bytes behind each of POINTERS
+    scalars: tuple[int, ...]  # m, n, k, ld_out, batch, batch_a, batch_b, ctas
+
+    def run(self, pointers: Sequence[int], factor: float) -> None:
+        """Launch with the addresses of POINTERS; the result is multiplied by `factor` too."""
+        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.scalars))
+
+
+def plan(problem: Problem, launcher: Launcher, config: Config | None, ld_out: int) -> Plan:
+    """The plan for `problem` by `config`, or by the heuristics; rows of the result are `ld_out` elements apart.
+
+    Raises: as `make`.
+    """
+    asked = problem, config, ld_out
+    found = launcher.plans.get(asked)
+    if found is None:
+        found = launcher.plans[asked] = make(problem, launcher, config, ld_out)
+    return found
+
+
+def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: int) -> Plan:
+    """A new plan.
+
+    Raises:
+        Unsupported: `supports` says why. CompilerMissing, CompileError: it has to be compiled and cannot be.
+    """
+    target = launcher.target
+    if config is None:
+        config = heuristics.choose(problem, target).config
+    heuristics.check(problem, target, config)
+    function = launcher.load(artefact(problem, target, config, store.default_store()))
+    ctas = min(tile_count(problem, config), config.ctas or target.sms)
+    padded_k = 16 * blocks(problem.k)
+    batches = problem.batch, problem.batch_a, problem.batch_b
+    scalars = (problem.m, problem.n, padded_k, ld_out, *batches, ctas)
+    return Plan(launcher, function, config, _sizes(problem, ld_out), scalars)
+
+
+def artefact(problem: Problem, target: Target, config: Config, kept: store.Store) -> store.Artefact:
+    """The compiled kernel, from the store or else from the compiler; `supports` has passed.
+
+    Raises:
+        CompilerMissing, CompileError, OSError: the store cannot be written.
+    """
+    made_from = store.origin(target, config, problem)
+    key = store.key(made_from)
+    found = kept.get(key)
+    if found is not None:
+        return found
+    from blockscale.compile import check_compiler, compile_kernel
+
+    check_compiler()
+    with kept.lock(key):
+        found = kept.get(key)  # another process may have been faster
+        return found or kept.put(key, made_from, compile_kernel(target, config, problem))
+
+
+def _sizes(problem: Problem, ld_out: int) -> tuple[int, ...]:
+    """Bytes of the arguments POINTERS, in their order."""
+    columns = blocks(problem.k)
+
+    def codes(rows: int, batch: int) -> int:
+        return batch * rows * 8 * columns
+
+    def scales(rows: int, batch: int) -> int:
+        return batch * round_up(rows, ROW_ALIGN) * columns
+
+    rows = problem.batch * problem.m
+    return (
+        codes(problem.m, problem.batch_a),
+        codes(problem.n, problem.batch_b),
+        scales(problem.m, problem.batch_a),
+        scales(problem.n, problem.batch_b),
+        ((rows - 1) * ld_out + problem.n) * OUT_BYTES[problem.out_dtype],
+        4,
+        4,
+        4,
+    )

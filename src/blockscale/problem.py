@@ -1,0 +1,105 @@
+"""What is multiplied (`Problem`) and on what (`Target`): numbers and names, hashable, free of tensors and devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OUT_DTYPES = ("fp16", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU as the code generator and the heuristics see it.
+
+    Attributes:
+        arch: the PTX target, with its suffix: what it names has no guaranteed successor.
+        backend: the backend, and the kernel file, that serves it.
+        capability: compute capability, (major, minor).
+        name: a GPU of this kind, as `--gpu` and `gpu=` take it.
+        sms: multiprocessors.
+        smem: bytes of dynamic shared memory that a CTA may have.
+    """
+
+    arch: str
+    backend: str
+    capability: tuple[int, int]
+    name: str
+    sms: int
+    smem: int
+
+
+TARGETS = (Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448),)
+
+# NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
+WITHOUT_KERNELS = {
+    "sm_90a": "Hopper (H100, H200)",
+    "sm_103a": "B300",
+    "sm_107a": "Rubin",
+    "sm_110a": "Thor",
+    "sm_120a": "RTX 50",
+    "sm_121a": "DGX Spark",
+}
+
+
+def target_named(name: str, argument: str = "gpu") -> Target:
+    """The target with this architecture ("sm_100a") or GPU name ("b200").
+
+    Raises:
+        TypeError: `name` is no string. ValueError: no kernels are written for it; the message lists what there is.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{argument}: {type(name).__name__}, expected a name such as 'b200'")
+    for target in TARGETS:
+        if name.lower() in (target.arch, target.name):
+            return target
+    allowed = ", ".join(f"{target.name!r} ({target.arch})" for target in TARGETS)
+    if name.lower() in WITHOUT_KERNELS:
+        raise ValueError(
+            f"{argument}: {name!r} is {WITHOUT_KERNELS[name.lower()]}, for which this version has no kernels; "
+            f"expected {allowed}"
+        )
+    raise ValueError(f"{argument}: {name!r}, expected {allowed}; the suffix of an architecture is part of its name")
+
+
+def target_of_capability(capability: tuple[int, int]) -> Target | None:
+    """The target that runs on a GPU of this compute capability, exactly: kernels for "sm_100a" run on 10.0 alone."""
+    return next((target for target in TARGETS if target.capability == capability), None)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product, or a batch of equal ones: (batch, m, k) x (batch, n, k) -> (batch, m, n).
+
+    Attributes:
+        m, n, k: the logical sizes; any m, n >= 1 and k >= 1.
+        batch: matrices of the result; batch_a, batch_b: those of the operands, 1 (shared by all) or `batch`.
+        a, b: what the operands hold: "nvfp4", or for `a` "fp16", "bf16" or "fp32" (weight-only).
+        out_dtype: "fp16", "bf16" or "fp32".
+        bias: whether a bias (n,) is added. activation: None, "relu", "gelu" or "silu".
+        invariant: a row's bits must not depend on the other rows: nothing may be chosen by m.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    batch_a: int = 1
+    batch_b: int = 1
+    a: str = "nvfp4"
+    b: str = "nvfp4"
+    out_dtype: str = "bf16"
+    bias: bool = False
+    activation: str | None = None
+    invariant: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{name}: {type(size).__name__}, expected an integer")
+            if size < 1:
+                raise ValueError(f"{name}: {size}, expected at least 1")
+        if self.batch_a not in (1, self.batch) or self.batch_b not in (1, self.batch):
+            raise ValueError(f"batch_a, batch_b: {self.batch_a}, {self.batch_b}, expected 1 or {self.batch}")
+        if self.out_dtype not in OUT_DTYPES:
+            raise ValueError(f"out_dtype: {self.out_dtype!r}, expected one of {', '.join(map(repr, OUT_DTYPES))}")

@@ -1,0 +1,163 @@
+"""The store of compiled kernels: immutable, content-addressed, safe for any number of processes.
+
+    <root>/parts/<sha256 of the bytes>.<kind>   the parts of artefacts
+    <root>/kernels/<key>.json                   one artefact: what it was made from, and the file of each part
+    <root>/locks/<key>                          held by the process that compiles it
+
+A key is a digest of every input that decides the code, so an entry is never out of date. Files appear under their name
+by one rename, whole. `get` checks every byte against its name: what was truncated or changed is a miss, and the next
+`put` mends it. A lock is only a courtesy (one process compiles, the others wait): the system drops that of a process
+that dies, and where the file system has none everybody compiles and the last rename wins, with equal right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockscale.config import Config
+from blockscale.problem import Problem, Target
+
+COMPILER = "4.8.1"  # of nvidia-cutlass-dsl: the one version that kernels are compiled with
+FUNCTION = "blockscale_gemm"  # what every artefact exports
+FORMAT = 1
+SUFFIXES = {"object": ".o", "library": ".so", "ptx": ".ptx", "cubin": ".cubin"}
+_ABANDONED_SECONDS = 24 * 3600  # age of a temporary file whose process must have died
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A compiled kernel.
+
+    Attributes:
+        key: its name in the store.
+        origin: what it was made from, as `origin` gives it, and what the compiler said about it.
+        parts: the files: "object" (the host code, ELF), "ptx", "cubin", and "library" (the host code linked, for a
+            machine without the compiler; missing where there was no linker).
+    """
+
+    key: str
+    origin: Mapping[str, Any]
+    parts: Mapping[str, Path]
+
+
+def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
+    """Every input that decides a kernel's code: no size of the problem, no address, nothing of this process."""
+    return {
+        "format": FORMAT,
+        "compiler": COMPILER,
+        "machine": platform.machine(),  # of the host code
+        "sources": _sources(),
+        "arch": target.arch,
+        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.code().items()},
+        "a": problem.a,
+        "b": problem.b,
+        "out_dtype": problem.out_dtype,
+        "bias": problem.bias,
+        "activation": problem.activation,
+    }
+
+
+def key(made_from: Mapping[str, Any]) -> str:
+    """The name of the kernel that has this origin."""
+    text = json.dumps(made_from, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the text of every file that writes code."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in [here / "compile.py", here / "launch" / "runtime.c", *sorted((here / "kernels").rglob("*.py"))]:
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(here).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+class Store:
+    """Artefacts under one directory, which is made when something is put there."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def get(self, key: str) -> Artefact | None:
+        """The artefact, if it is here and every byte is as it was put; otherwise None."""
+        try:
+            entry = json.loads((self.root / "kernels" / f"{key}.json").read_bytes())
+            names: dict[str, str] = entry["parts"]
+            parts = {part: self.root / "parts" / name for part, name in names.items()}
+            if any(_digest(path.read_bytes()) != path.stem for path in parts.values()):
+                return None
+            return Artefact(key, entry["origin"], parts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def put(self, key: str, made_from: Mapping[str, Any], parts: Mapping[str, bytes]) -> Artefact:
+        """Keep an artefact; one that is there already is replaced.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        names = {part: _digest(data) + SUFFIXES[part] for part, data in parts.items()}
+        for part, data in parts.items():
+            self._publish(self.root / "parts" / names[part], data)
+        entry = json.dumps({"origin": made_from, "parts": names}, indent=1, sort_keys=True)
+        self._publish(self.root / "kernels" / f"{key}.json", entry.encode())
+        return Artefact(key, made_from, {part: self.root / "parts" / name for part, name in names.items()})
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Inside, this process alone makes `key`, where the file system knows locks; the others wait here."""
+        path = self.root / "locks" / key
+        with contextlib.ExitStack() as stack:
+            try:
+                import fcntl
+
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(stack.enter_context(open(path, "wb")), fcntl.LOCK_EX)
+            except (ImportError, OSError):
+                pass
+            yield
+
+    def _publish(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
+        temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def default_store() -> Store:
+    """The user's store: BLOCKSCALE_CACHE, or blockscale/ in XDG_CACHE_HOME or ~/.cache."""
+    if named := os.environ.get("BLOCKSCALE_CACHE"):
+        return Store(named)
+    return Store(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockscale")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what processes left behind that died while writing."""
+    for path in folder.glob(".*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()

@@ -1,0 +1,82 @@
+"""`blockscale explain` and `blockscale compile`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import blockscale as bs
+from blockscale.cli.app import app
+from blockscale.cli.compile import read
+from blockscale.store import Store
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result, message):
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_explain():
+    result = invoke("explain", 512, 4096, 7168, "--gpu", "b200")
+    assert result.exit_code == 0
+    assert result.stdout == bs.explain(512, 4096, 7168, gpu="b200") + "\n"
+    document = json.loads(invoke("explain", 512, 4096, 7168, "--gpu", "b200", "--json").stdout)
+    assert document["config"]["tile"] == list(bs.config_for(512, 4096, 7168, gpu="b200").tile)
+    assert len(document["reasons"]) == 3
+
+
+def test_explain_refuses():
+    refused(invoke("explain", 1, 1, 0, "--gpu", "b200"), "k: 0, expected at least 1")
+    refused(invoke("explain", 1, 1, 1, "--gpu", "h100"), "gpu: 'h100', expected 'b200' (sm_100a)")
+
+
+def test_a_file_of_shapes(tmp_path):
+    path = tmp_path / "shapes"
+    path.write_text("# M N K\n128 4096 7168\n\n1, 2, 3  # the smallest\n4x5x6\n128 4096 7168\n")
+    assert read(path) == [(128, 4096, 7168), (1, 2, 3), (4, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 2\n", "line 1: '1 2', expected three integers M N K"),
+        ("1 2 3\n1 -2 3\n", "line 2: '1 -2 3'"),
+        ("a b c", "line 1"),
+        ("# nothing\n", "no shapes in it"),
+        ("0 2 3\n", "m: 0, expected at least 1"),
+    ],
+)
+def test_a_file_of_something_else(tmp_path, text, message):
+    path = tmp_path / "shapes"
+    path.write_text(text)
+    refused(invoke("compile", "--gpu", "b200", "--shapes", path, "--store", tmp_path / "store"), message)
+    assert not (tmp_path / "store").exists()
+
+
+def test_compile_refuses(tmp_path):
+    path = tmp_path / "shapes"
+    refused(invoke("compile", "--gpu", "b200", "--shapes", path), "No such file")
+    path.write_text("1 2 3\n")
+    refused(invoke("compile", "--gpu", "sm_110a", "--shapes", path), "'sm_110a' is Thor")
+
+
+def test_compile_fills_a_store_once(tmp_path):
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    path, root = tmp_path / "shapes", tmp_path / "store"
+    path.write_text("128 4096 7168\n1 64 64\n100 4096 512\n")
+    asked = ("compile", "--gpu", "b200", "--shapes", path, "--store", root, "--out-dtype", "fp32")
+    first = json.loads(invoke(*asked, "--json").stdout)
+    (kernel,) = first["kernels"]  # one configuration serves all three
+    assert kernel["shapes"] == [[128, 4096, 7168], [1, 64, 64], [100, 4096, 512]]
+    assert (kernel["out_dtype"], kernel["config"]) == ("fp32", "tile 128x64")
+    assert kernel["seconds"] > 0
+    assert set(Store(root).get(kernel["key"]).parts) == {"object", "library", "ptx", "cubin"}
+    again = invoke(*asked)
+    assert again.exit_code == 0
+    assert "was there" in again.stdout
+    assert kernel["key"][:12] in again.stdout

@@ -1,0 +1,157 @@
+"""What a GPU's kernels can do is said in one place, with reasons; what is chosen is supported, with reasons too."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+import blockscale as bs
+from blockscale import heuristics, problem
+from blockscale.config import CODE_FIELDS, Config, Reason, candidates, supports, tile_count
+from blockscale.kernels.parts.geometry import Geometry
+from blockscale.problem import Problem, target_named
+
+B200 = target_named("b200")
+PRODUCT = Problem(128, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("change", "argument", "message"),
+    [
+        ({"a": "bf16"}, "a", "bf16: the sm100 kernels multiply NVFP4 by NVFP4"),
+        ({"bias": True}, "bias", "the sm100 kernels of this version add none"),
+        ({"activation": "silu"}, "activation", "'silu'"),
+        ({"m": 2**31}, "m", "at most 2147483647"),
+    ],
+)
+def test_problems_that_are_refused(change, argument, message):
+    reason = supports(replace(PRODUCT, **change), B200, Config())
+    assert reason.argument == argument
+    assert message in reason.message
+    with pytest.raises(heuristics.Unsupported, match=f"^{argument}: "):
+        heuristics.choose(replace(PRODUCT, **change), B200)
+
+
+@pytest.mark.parametrize(
+    ("change", "argument", "message"),
+    [
+        ({"tile": (64, 128)}, "config.tile", "expected 128 rows"),
+        ({"tile": (128, 100)}, "config", "tile_n: 100, expected a multiple of 8 from 8 to 256"),
+        ({"tile": (128, 264)}, "config", "tile_n: 264"),
+        ({"tile": (128, 40)}, "config.tile", "40 columns, no multiple of 32, have to cover all n = 256"),
+        ({"tile": [128, 64]}, "config.tile", "expected two integers"),
+        ({"tile": (128, True)}, "config.tile", "expected two integers"),
+        ({"stages": 0}, "config", "stages: 0, expected 1 to"),
+        ({"stages": 99}, "config", "stages: 99, expected 1 to"),
+        ({"stages": 2.0}, "config.stages", "expected None or an integer"),
+        ({"tile": (128, 256), "accumulators": 2}, "config", "columns of tensor memory, more than 512"),
+        ({"accumulators": 3}, "config.accumulators", "expected 1 or 2"),
+        ({"raster": "k"}, "config.raster", "expected one of 'm', 'n'"),
+        ({"raster": None}, "config.raster", "expected a string"),
+        ({"ctas": 0}, "config.ctas", "expected None or at least 1"),
+        ({"persist_mb": -1}, "config.persist_mb", "expected at least 0"),
+        ({"persist_mb": "1"}, "config.persist_mb", "expected an integer"),
+    ],
+)
+def test_configurations_that_are_refused(change, argument, message):
+    config = replace(Config(), **change)
+    reason = supports(PRODUCT, B200, config)
+    assert reason.argument == argument
+    assert message in reason.message
+    with pytest.raises(heuristics.Unsupported, match=f"^{argument}: "):
+        heuristics.check(PRODUCT, B200, config)
+
+
+def test_a_smaller_gpu_refuses_what_does_not_fit():
+    small = replace(B200, smem=101_376)
+    reason = supports(PRODUCT, small, Config())
+    assert reason == Reason(
+        "config.stages",
+        f"{Geometry(128).smem_bytes:,} bytes of shared memory, more than the 101,376 of sm_100a",
+    )
+    assert supports(PRODUCT, small, Config(stages=2)) is None
+
+
+@pytest.mark.parametrize("n", [1, 8, 63, 64, 65, 200, 256, 257, 4096])
+@pytest.mark.parametrize("m", [1, 128, 129, 100_000])
+def test_the_choice_is_supported(m, n):
+    asked = Problem(m, n, 512)
+    chosen = heuristics.choose(asked, B200)
+    assert chosen.config in [replace(c, raster=chosen.config.raster) for c in candidates(asked, B200)]
+    assert supports(asked, B200, chosen.config) is None
+    assert len(chosen.reasons) >= 3
+
+
+def test_choices_that_follow_from_counting():
+    def tile(m, n):
+        return heuristics.choose(Problem(m, n, 512), B200).config.tile[1]
+
+    assert tile(1, 8) == tile(128, 64) == 64  # the narrowest that holds it
+    assert tile(128, 4096) == 64  # one wave whatever the width: narrow tiles use more multiprocessors
+    assert tile(128, 256 * 148) == 256  # one wave of the widest, against four of the narrowest
+    assert heuristics.choose(Problem(1024, 65536, 512), B200).config.raster == "m"
+    assert heuristics.choose(Problem(65536, 1024, 512), B200).config.raster == "n"
+    many = heuristics.choose(Problem(4096, 4096, 512), replace(B200, sms=4)).config
+    assert many.accumulators == 2 or many.tile[1] == 256
+
+
+@pytest.mark.parametrize("m", [1, 128, 5000])
+def test_an_invariant_choice_does_not_know_m(m):
+    assert (
+        heuristics.choose(Problem(m, 4096, 512, invariant=True), B200).config
+        == heuristics.choose(Problem(1, 4096, 512, invariant=True), B200).config
+    )
+
+
+def test_every_field_is_either_code_or_an_argument_of_the_call():
+    assert set(CODE_FIELDS) | {"ctas", "persist_mb"} == {f.name for f in fields(Config)}
+    assert tile_count(Problem(129, 257, 64, batch=3, batch_a=3), Config()) == 3 * 2 * 3
+    assert str(Config((128, 64), stages=3)) == "tile 128x64, stages 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sm_110a", "'sm_110a' is Thor, for which this version has no kernels; expected 'b200' \\(sm_100a\\)"),
+        ("sm_103a", "B300"),
+        ("sm_100", "the suffix of an architecture is part of its name"),
+        ("h100", "expected 'b200'"),
+    ],
+)
+def test_gpus_without_kernels(name, message):
+    for call in (lambda: bs.config_for(1, 1, 1, gpu=name), lambda: bs.emulated(name).__enter__()):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_what_the_public_functions_say():
+    config = bs.config_for(512, 4096, 7168, gpu="b200")
+    text = bs.explain(512, 4096, 7168, gpu="sm_100a").splitlines()
+    assert text[0] == f"512 x 4096 x 7168 on b200 (sm_100a): {config}"
+    assert [line[:2] for line in text[1:]] == ["1.", "2.", "3."]
+    with pytest.raises(TypeError, match="gpu: int"):
+        bs.explain(1, 1, 1, gpu=100)
+    with pytest.raises(ValueError, match="k: 0, expected at least 1"):
+        bs.config_for(1, 1, 0, gpu="b200")
+    with pytest.raises(TypeError, match="m: float"):
+        bs.config_for(1.0, 1, 1, gpu="b200")
+
+
+def test_the_current_gpu_or_the_emulated_one():
+    with bs.emulated("sm_100a", sms=2):
+        assert bs.explain(512, 512, 64).splitlines()[0].startswith("512 x 512 x 64 on b200")
+        assert "for 2 multiprocessors" in bs.explain(512, 512, 64)
+    if not problem.TARGETS or not bs.available_backends()["sm100"]:
+        return
+    with pytest.raises(ValueError, match="no GPU here; name one"):
+        bs.config_for(1, 1, 1)
+
+
+@pytest.mark.parametrize(("mb", "error"), [(-1, ValueError), (float("nan"), ValueError), ("8", TypeError)])
+def test_persisting_l2_checks_its_value(mb, error):
+    with pytest.raises(error, match=r"^mb: "), bs.persisting_l2(mb):
+        pass
+
+
+def test_persisting_l2_without_a_gpu_does_nothing():
+    with bs.persisting_l2(8.5):
+        assert bs.available_backends()["cpu"] is None

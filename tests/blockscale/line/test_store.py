@@ -1,0 +1,212 @@
+"""The store: whole or absent, for any number of processes, whatever happens to its files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blockscale import plan, store
+from blockscale.config import CODE_FIELDS, Config
+from blockscale.problem import Problem, target_named
+from blockscale.store import Store
+
+SRC = Path(__file__).parents[3] / "src"
+B200 = target_named("b200")
+PROBLEM, CONFIG = Problem(128, 256, 512), Config()
+PARTS = {"object": b"\x7fELF host", "library": b"\x7fELF so", "ptx": b".entry k", "cubin": b"\x7fELF" + bytes(500)}
+
+
+def key(problem=PROBLEM, config=CONFIG, target=B200):
+    return store.key(store.origin(target, config, problem))
+
+
+def test_what_is_put_is_got(tmp_path):
+    kept = Store(tmp_path / "new" / "store")
+    assert kept.get(key()) is None
+    put = kept.put(key(), {"arch": "sm_100a"}, PARTS)
+    got = kept.get(key())
+    assert got == put
+    assert {part: path.read_bytes() for part, path in got.parts.items()} == PARTS
+    assert got.origin == {"arch": "sm_100a"}
+    assert got.parts["library"].suffix == ".so"  # by which it is loaded
+
+
+def test_equal_parts_are_kept_once(tmp_path):
+    kept = Store(tmp_path)
+    kept.put("a", {}, PARTS)
+    kept.put("b", {}, PARTS | {"ptx": b"another"})
+    assert len(list((tmp_path / "parts").iterdir())) == len(PARTS) + 1
+
+
+@pytest.mark.parametrize("harm", ["empty", "cut", "longer", "flipped", "gone", "folder"])
+@pytest.mark.parametrize("which", ["entry", *PARTS])
+def test_a_damaged_artefact_is_a_miss_and_is_mended(tmp_path, which, harm):
+    kept = Store(tmp_path)
+    artefact = kept.put(key(), {}, PARTS)
+    path = tmp_path / "kernels" / f"{key()}.json" if which == "entry" else artefact.parts[which]
+    data = path.read_bytes()
+    path.unlink()
+    if harm == "folder":
+        path.mkdir()
+    elif harm != "gone":
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        path.write_bytes({"empty": b"", "cut": data[:-3], "longer": data + b"x", "flipped": flipped}[harm])
+    assert kept.get(key()) is None
+    if harm == "folder":
+        path.rmdir()
+    kept.put(key(), {}, PARTS)
+    assert kept.get(key()) is not None
+
+
+@pytest.mark.parametrize("entry", [b"[]", b"{}", b'{"parts": 1, "origin": {}}', b'{"parts": {"ptx": 7}, "origin": {}}'])
+def test_an_entry_of_another_form_is_a_miss(tmp_path, entry):
+    kept = Store(tmp_path)
+    kept.put(key(), {}, PARTS)
+    (tmp_path / "kernels" / f"{key()}.json").write_bytes(entry)
+    assert kept.get(key()) is None
+
+
+def test_a_key_holds_what_decides_code_and_nothing_else():
+    other = {"tile": (128, 64), "stages": 2, "accumulators": 2, "raster": "n"}
+    keys = {key(), *(key(config=replace(CONFIG, **{name: other[name]})) for name in CODE_FIELDS)}
+    keys |= {key(replace(PROBLEM, out_dtype=dtype)) for dtype in ("fp16", "fp32")}
+    keys |= {key(target=replace(B200, arch="sm_103a"))}
+    assert len(keys) == 1 + len(CODE_FIELDS) + 3
+    assert {key(replace(PROBLEM, **{name: 77})) for name in ("m", "n", "k")} == {key()}
+    assert key(replace(PROBLEM, batch=3, batch_a=3, invariant=True)) == key()
+    assert key(config=replace(CONFIG, ctas=3, persist_mb=8)) == key()
+    assert key(target=replace(B200, sms=4)) == key()
+
+
+def test_a_key_is_the_same_in_another_process():
+    """No address, no hash seed, nothing of the process: or every process would compile again."""
+    source = (
+        "from blockscale import store; from blockscale.config import Config; from blockscale.problem import *;"
+        "print(store.key(store.origin(target_named('b200'), Config(), Problem(1, 2, 3))))"
+    )
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(SRC)}
+        run = subprocess.run(
+            [sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == key()
+    made_from = store.origin(B200, CONFIG, PROBLEM)
+    assert "0x" not in json.dumps(made_from)
+
+
+def test_a_source_of_the_kernels_is_in_the_key(monkeypatch, tmp_path):
+    before = store._sources()
+    for path in (SRC / "blockscale").rglob("*"):
+        if path.suffix in (".py", ".c"):
+            copy = tmp_path / "blockscale" / path.relative_to(SRC / "blockscale")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    monkeypatch.setattr(store, "__file__", str(tmp_path / "blockscale" / "store.py"))
+    store._sources.cache_clear()
+    assert store._sources() == before
+    changed = tmp_path / "blockscale" / "kernels" / "parts" / "geometry.py"
+    changed.write_text(changed.read_text() + "# changed\n")
+    store._sources.cache_clear()
+    assert store._sources() != before
+    store._sources.cache_clear()
+
+
+def test_what_a_dead_process_left_is_swept(tmp_path):
+    kept = Store(tmp_path)
+    kept.put("a", {}, PARTS)
+    old, new = tmp_path / "parts" / ".old.part", tmp_path / "parts" / ".new.part"
+    old.write_bytes(b"half")
+    new.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    kept.put("b", {}, PARTS)
+    assert not old.exists()
+    assert new.exists()  # its process may be alive
+
+
+def test_a_store_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        Store(tmp_path / "file").put("a", {}, PARTS)
+
+
+def test_where_the_store_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path / "own"))
+    assert store.default_store().root == tmp_path / "own"
+    monkeypatch.delenv("BLOCKSCALE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.default_store().root == tmp_path / "blockscale"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.default_store().root == Path.home() / ".cache" / "blockscale"
+
+
+def test_a_hit_asks_no_compiler(tmp_path):
+    kept = Store(tmp_path)
+    put = kept.put(key(), {}, PARTS)
+    assert plan.artefact(PROBLEM, B200, CONFIG, kept) == put
+
+
+WORKERS = """
+import os, signal, sys, time
+from blockscale import compile, plan
+from blockscale.config import Config
+from blockscale.problem import Problem, target_named
+from blockscale.store import Store
+
+root = sys.argv[1]
+compile.check_compiler = lambda: None
+
+def start(seconds):
+    child = os.fork()
+    if child:
+        return child
+    def compile_kernel(target, config, problem):
+        with open(root + "/compiled", "a") as log:
+            log.write("x")
+        time.sleep(seconds)
+        return {"object": b"host" * 100000, "ptx": b"p", "cubin": b"c"}
+    compile.compile_kernel = compile_kernel
+    made = plan.artefact(Problem(1, 2, 3), target_named("b200"), Config(), Store(root))
+    os._exit(0 if made.parts["object"].read_bytes() == b"host" * 100000 else 1)
+
+def exits(children):
+    print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+KILLED = """
+victim = start(60)
+while not os.path.exists(root + "/compiled"):
+    time.sleep(0.01)
+others = [start(0.2) for _ in range(7)]
+time.sleep(0.5)  # they wait for the lock by now
+os.kill(victim, signal.SIGKILL)
+exits([victim, *others])
+"""
+
+
+def exit_codes(root, scenario):
+    """Of the processes that a scenario forks off one that has imported everything."""
+    environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WORKERS + scenario, str(root)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return [int(code) for code in run.stdout.split()]
+
+
+def test_eight_processes_on_a_cold_store_one_of_them_killed(tmp_path):
+    """The one that compiles is killed in the middle; another takes over, once, and all the rest have its artefact."""
+    assert exit_codes(tmp_path, KILLED) == [-signal.SIGKILL, *[0] * 7]
+    assert (tmp_path / "compiled").read_text() == "xx"  # the victim's, and one more
+    assert Store(tmp_path).get(key()) is not None
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_eight_processes_without_locks(tmp_path):
+    """Where the file system has none everybody may compile, and everybody's result is right."""
+    (tmp_path / "locks").write_text("no folder, so no locks")
+    assert exit_codes(tmp_path, "exits([start(0.2) for _ in range(8)])") == [0] * 8
+    assert len((tmp_path / "compiled").read_text()) > 1
+    assert Store(tmp_path).get(key()) is not None

@@ -1,0 +1,67 @@
+"""The record of a proof: a JSON file that a proof resumes from and that is committed when it is complete.
+
+An entry counts for the kernels that it was made with; others are dropped. Which emulator ran it is noted in it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from blockscale import store
+
+ROOT = Path(__file__).parents[3]
+PATH = ROOT / "benchmarks" / "records" / "prove-sm100.json"
+
+
+def kernels() -> str:
+    """A digest of what writes a kernel's code."""
+    return store._sources()[:16]
+
+
+@functools.cache
+def emulator() -> str:
+    """A digest of what executes it."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "src" / "ptxemu").rglob("*")):
+        if path.suffix in (".py", ".c"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def load() -> dict[str, dict[str, object]]:
+    """The entries made with these kernels, by case."""
+    if not PATH.exists():
+        return {}
+    record = json.loads(PATH.read_text())
+    return record["cases"] if record["kernels"] == kernels() else {}
+
+
+def add(case: str, entry: dict[str, object]) -> None:
+    """Put an entry into the file; safe for several processes."""
+    with _locked():
+        cases = load() | {case: entry | {"emulator": emulator()}}
+        names = ("products", "refused", "instructions", "findings")
+        totals = {name: sum(int(e[name]) for e in cases.values()) for name in names}
+        by_emulator = collections.Counter(e["emulator"] for e in cases.values())
+        summary = {"kernels": kernels(), "cases_by_emulator": by_emulator, "totals": totals}
+        lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(cases.items())]
+        head = json.dumps(summary, indent=1).removesuffix("\n}")
+        temporary = PATH.with_suffix(".part")
+        temporary.write_text(head + ',\n "cases": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n")
+        os.replace(temporary, PATH)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    PATH.parent.mkdir(parents=True, exist_ok=True)
+    with open(PATH.with_suffix(".lock"), "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

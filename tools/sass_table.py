@@ -1,0 +1,158 @@
+"""What the compiler makes of the sm_100 kernels: registers, spills, stages, and instructions of the MMA warp a K tile.
+
+The table sets them beside NVIDIA's one-CTA kernels (nvidia-cutlass-operators) through the same compiler:
+
+    python tools/sass_table.py docs/notes/sm100-sass.md
+
+Needs the extra `operators`, and `cuobjdump` and `nvdisasm` of CUDA 13.1 or later on the path (they are on PyPI as
+nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm). A K tile is 256 elements of k, four tensor-core instructions. The loop
+that issues them is the smallest one in the disassembly around them; its instructions are counted, whatever they do.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import OperandMajorMode
+from cutlass.cute.runtime import make_fake_stream, make_ptr
+from cutlass.operators.providers.cutedsl.gemm.implementations import (
+    sm100_dense_blockscaled_static_persistent_impl as nvidia,
+)
+from cutlass.tensor_utils import LayoutEnum
+
+from blockscale.compile import compile_kernel
+from blockscale.config import Config
+from blockscale.kernels.parts.geometry import Geometry
+from blockscale.problem import Problem, target_named
+
+TILES_N = (64, 128, 192, 256)
+MMA = "UTCOMMA"
+MMAS_A_K_TILE = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    kernel: str
+    stages: int
+    smem: int
+    registers: int
+    stack: int
+    local: int
+    spills: int
+    total: int
+    loop: float
+
+    def __str__(self) -> str:
+        numbers = (self.stages, f"{self.smem:,}", self.registers, self.stack, self.local, self.spills, self.total)
+        return f"| {self.kernel} | {' | '.join(map(str, numbers))} | {self.loop:g} |"
+
+
+HEADER = """\
+| kernel | stages | dynamic shared memory | registers | stack | local memory | spills | instructions | of MMA a K tile |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def ours(n: int) -> Row:
+    target = target_named("b200")
+    parts = compile_kernel(target, Config(tile=(128, n)), Problem(m=128, n=n, k=256, out_dtype="bf16"))
+    geometry = Geometry(n)
+    return row(f"blockscale 128 x {n}", geometry.ring, geometry.smem_bytes, parts["cubin"])
+
+
+def theirs(n: int) -> Row:
+    kernel = nvidia.PersistentDenseBlockScaledGemmKernel(16, (128, n), (1, 1))
+    code, scale = (cutlass.Float4E2M1FN, 16), (cutlass.Float8E4M3FN, 32)
+    pointers = [
+        make_ptr(dtype, 0, cutlass.AddressSpace.gmem, assumed_align=align)
+        for dtype, align in (code, code, scale, scale, (cutlass.BFloat16, 16))
+    ]
+    layouts = (OperandMajorMode.K, OperandMajorMode.K, LayoutEnum.ROW_MAJOR)
+    size = (cutlass.Int32(0),) * 4
+    with tempfile.TemporaryDirectory() as directory:
+        options = f"--gpu-arch sm_100a --keep-cubin --dump-dir {directory}"
+        function = cute.compile(kernel, *pointers, layouts, size, 148, make_fake_stream(), lambda x: x, options=options)
+        cubin = function.__cubin__
+    return row(f"NVIDIA 128 x {n}", kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
+
+
+def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = tool("cuobjdump", "-res-usage", file.name)
+        sass = tool("nvdisasm", "-c", file.name)
+    used = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    listing = list(instructions(sass))
+    texts = [text for _, text in listing]
+    spills = sum(bool(re.match(r"(@!?U?P\d+ )?(LDL|STL)\b", text)) for text in texts)
+    loop = mma_loop(listing)
+    mmas = sum(MMA in text for text in loop)
+    return Row(
+        kernel,
+        stages,
+        smem,
+        used["REG"],
+        used["STACK"],
+        used["LOCAL"],
+        spills,
+        len(texts),
+        len(loop) * MMAS_A_K_TILE / mmas,
+    )
+
+
+def tool(name: str, *arguments: str) -> str:
+    return subprocess.run([name, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def instructions(sass: str) -> Iterator[tuple[str, str]]:
+    """(labels that stand before it, text) of each instruction."""
+    labels: list[str] = []
+    for line in sass.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels.append(label[1])
+        elif text := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
+            yield " ".join(labels), text[1]
+            labels = []
+
+
+def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
+    """The instructions of the smallest loop with a tensor-core instruction: from a label to a branch back to it."""
+    place = {label: i for i, (labels, _) in enumerate(listing) for label in labels.split()}
+    loops = []
+    for end, (_, text) in enumerate(listing):
+        branch = re.search(r"\bBRA\b.*\((\.L_x_\d+)\)", text)
+        if branch and place[branch[1]] < end:
+            loops.append([text for _, text in listing[place[branch[1]] : end + 1]])
+    return min((loop for loop in loops if any(MMA in text for text in loop)), key=len)
+
+
+def main(path: str) -> None:
+    rows = [make(n) for n in TILES_N for make in (ours, theirs)]
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
+    )
+    disassembler = tool("nvdisasm", "--version").split("release ")[1].split(",")[0]
+    text = f"""\
+# The sm_100 kernels in SASS
+
+Written by `tools/sass_table.py` with {versions}
+and nvdisasm {disassembler}: one CTA, NVFP4 to bf16, as compiled for sm_100a. Nothing here was run on a GPU. The last
+column counts the instructions of the loop that issues the tensor-core instructions, for 256 elements of k.
+
+{HEADER}
+"""
+    Path(path).write_text(text + "\n".join(map(str, rows)) + "\n")
+    print(HEADER, *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
