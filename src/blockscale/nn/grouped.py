@@ -127,14 +127,20 @@ class Experts(torch.nn.Module):
     def __init__(self, gate_up: GroupedLinear, down: GroupedLinear, act: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.gate_up, self.down, self.act = gate_up, down, act
+        self.experts = gate_up.groups
 
     def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """x (T, H); each token's experts `top_k_index` and their weights `top_k_weights`, (T, top_k) -> (T, H)."""
         top_k = top_k_index.shape[1]
         expert, order = top_k_index.reshape(-1).sort(stable=True)
         ones = torch.ones_like(expert, dtype=torch.int32)
-        sizes = ones.new_zeros(self.gate_up.groups).scatter_add(0, expert, ones)
+        sizes = ones.new_zeros(self.experts).scatter_add(0, expert, ones)
         token = order // top_k
-        gate, up = self.gate_up(x[token], sizes).chunk(2, dim=-1)
-        y = self.down(self.act(gate) * up, sizes) * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+        y = self.products(x[token], sizes) * top_k_weights.reshape(-1)[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, token, y.to(x.dtype))
+
+    def products(self, rows: Tensor, sizes: Tensor) -> Tensor:
+        """What the experts make of `rows` (R, H), sorted by expert, `sizes` (E,) of them for each."""
+        gate, up = self.gate_up(rows, sizes).chunk(2, dim=-1)
+        y: Tensor = self.down(self.act(gate) * up, sizes)
+        return y

@@ -17,8 +17,7 @@ from blockscale.nn.frozen import ACTIVATIONS
 from blockscale.nn.grouped import Experts, GroupedLinear
 from blockscale.nn.linear import Linear
 from blockscale.progress import progress
-from blockscale.quantize import METHODS
-from blockscale.quantize.quantizer import SMALLEST_GLOBAL_SCALE
+from blockscale.quantize import METHODS, global_scale_for
 
 # Classes of transformers whose experts are gated, without biases, the gate's rows first: what `Experts` computes.
 EXPERTS = ("MixtralExperts", "Qwen2MoeExperts", "Qwen3MoeExperts")
@@ -99,7 +98,7 @@ def quantize_model(
         activations = "static"
     chosen = _choose(model, include, exclude)
     layers = {module: name for name, module, reason in chosen if reason is None and type(module) is torch.nn.Linear}
-    scales: dict[torch.nn.Module, float] = {}
+    scales: dict[torch.nn.Module, Tensor] = {}
     if calibrate is not None:
         scales = _input_scales(model, layers, calibrate)
     elif activations == "static" and not all(module.weight.is_meta for module in layers):
@@ -142,7 +141,7 @@ def _choose(
 
 
 def _quantised(
-    module: Any, method: str, activations: str | None, input_scale: float | None, backend: str | None
+    module: Any, method: str, activations: str | None, input_scale: Tensor | None, backend: str | None
 ) -> Linear | Experts:
     if type(module) is torch.nn.Linear:
         return Linear.from_linear(
@@ -196,25 +195,25 @@ def _snr_db(module: Any, made: Linear | Experts) -> float | None:
 
 def _input_scales(
     model: torch.nn.Module, layers: dict[Any, str], calibrate: Callable[[torch.nn.Module], object]
-) -> dict[torch.nn.Module, float]:
+) -> dict[torch.nn.Module, Tensor]:
     """A global scale for each layer's input, from the largest magnitude that `calibrate` makes it meet."""
-    largest: dict[torch.nn.Module, float] = {}
+    largest: dict[torch.nn.Module, Tensor] = {}
     with _watching(layers, largest), torch.no_grad():
         calibrate(model)
     unmet = [name for module, name in layers.items() if module not in largest]
     if unmet:
         raise ValueError(f"calibrate: it never ran {', '.join(unmet)}; exclude what is not used")
-    divisor = METHODS["rtn"].divisor
-    return {m: max(amax / divisor, SMALLEST_GLOBAL_SCALE) if amax else 1.0 for m, amax in largest.items()}
+    return {module: global_scale_for(amax) for module, amax in largest.items()}
 
 
 @contextmanager
-def _watching(layers: dict[Any, str], largest: dict[torch.nn.Module, float]) -> Iterator[None]:
+def _watching(layers: dict[Any, str], largest: dict[torch.nn.Module, Tensor]) -> Iterator[None]:
     def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        amax = float(inputs[0].detach().abs().max()) if inputs[0].numel() else 0.0
-        if not math.isfinite(amax):
+        x = inputs[0].detach()
+        amax = x.abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
+        if not torch.isfinite(amax):
             raise ValueError(f"calibrate: {layers[module]} met a value that is not finite")
-        largest[module] = max(amax, largest.get(module, 0.0))
+        largest[module] = torch.maximum(amax, largest.get(module, amax))
 
     handles = [module.register_forward_pre_hook(look) for module in layers]
     try:

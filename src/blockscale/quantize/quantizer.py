@@ -66,7 +66,7 @@ def quantize(
     with threads.exact_arithmetic():
         # One copy where rows of a batch do not lie in a regular grid; a matrix never needs it.
         rows = x.detach() if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
-        unit = _global_scale(global_scale, _finite_amax(rows, x.shape, nonfinite), METHODS[method].divisor)
+        unit = _global_scale(global_scale, _finite_amax(rows, x.shape, nonfinite), method)
         k = x.shape[-1]
         codes = torch.empty(len(rows), round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
         scales = torch.empty(len(rows), layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
@@ -194,9 +194,16 @@ def _first_nonfinite(rows: Tensor, shape: torch.Size) -> str:
     raise AssertionError("no non-finite value found")
 
 
-def _global_scale(given: float | Tensor | None, amax: Tensor, divisor: float) -> Tensor:
+def global_scale_for(amax: Tensor, method: str = "rtn") -> Tensor:
+    """fp32 (): the global scale that `quantize` gives to data whose largest magnitude is `amax`, fp32 ()."""
+    with threads.exact_arithmetic():
+        scale = (amax / METHODS[method].divisor).clamp_(min=SMALLEST_GLOBAL_SCALE)
+        return torch.where(amax == 0, torch.ones_like(amax), scale)
+
+
+def _global_scale(given: float | Tensor | None, amax: Tensor, method: str) -> Tensor:
     if given is None:
-        return torch.ones_like(amax) if amax == 0 else (amax / divisor).clamp_(min=SMALLEST_GLOBAL_SCALE)
+        return global_scale_for(amax, method)
     unit = as_global_scale(given, amax.device)
     if not SMALLEST_GLOBAL_SCALE <= float(unit) <= LARGEST_GLOBAL_SCALE:
         raise ValueError(
