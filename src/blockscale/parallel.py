@@ -118,13 +118,17 @@ class RowLinear(Linear):
         else:
             local = self.layouts.local_input(x, Shard(-1))
         part = gemm(self.activate(local.to(dtype)), self.weight, out_dtype=torch.float32, backend=self.backend)
-        if self.layouts.output == Replicate() and not needs_gradient(part):
-            y = collectives.all_reduce(part, "sum", self.layouts.mesh.get_group())
-        else:
-            y = DTensor.from_local(part, self.layouts.mesh, (Partial(),), run_check=False)
-            y = y.redistribute(placements=(self.layouts.output,)).to_local()
-        y = (y if self.bias is None else y + self.bias).to(dtype)
-        return self.layouts.output_of(y, self.layouts.output)
+        mesh, output = self.layouts.mesh, self.layouts.output
+        if output == Replicate() and self.layouts.local and not needs_gradient(part):
+            return self._finish(collectives.all_reduce(part, "sum", mesh.get_group()), dtype)
+        total = DTensor.from_local(part, mesh, (Partial(),), run_check=False).redistribute(placements=(output,))
+        y = self._finish(total.to_local(), dtype)
+        if self.layouts.local:
+            return y
+        return DTensor.from_local(y, mesh, (output,), run_check=False, shape=total.shape, stride=total.stride())
+
+    def _finish(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        return (total if self.bias is None else total + self.bias).to(dtype)
 
     def activate(self, x: Tensor) -> NVFP4Tensor | Tensor:
         if self.activations != "dynamic":

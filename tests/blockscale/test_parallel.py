@@ -14,7 +14,7 @@ import blockscale as bs
 from blockscale import reference
 from blockscale.parallel import shard_size, take
 
-LIMIT = 240  # seconds
+LIMIT = 120  # seconds
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
