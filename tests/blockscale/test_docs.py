@@ -30,9 +30,11 @@ def _python_blocks(path):
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
+of_inductor = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch 2.13's own
 README_BLOCKS = _python_blocks(ROOT / "README.md")
 
 
+@of_inductor
 @pytest.mark.parametrize("source", README_BLOCKS, ids=range(len(README_BLOCKS)))
 def test_the_readmes_examples_run(source, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -51,5 +53,15 @@ def test_the_readmes_examples_run(source, capsys, monkeypatch):
         assert all(expected in printed for expected in promised)
 
 
+@of_inductor
+def test_the_guide_to_pytorch_runs_from_top_to_bottom(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    blocks = _python_blocks(ROOT / "docs/pytorch.md")
+    assert len(blocks) > 4
+    scope = {"__name__": "__main__"}
+    for number, source in enumerate(blocks):
+        exec(compile(source, f"docs/pytorch.md, block {number}", "exec"), scope)
+
+
 def test_the_readmes_examples_are_as_short_as_promised():
-    assert [len(source.strip().splitlines()) for source in README_BLOCKS[:3]] == [8, 7, 3]
+    assert [len(source.strip().splitlines()) for source in README_BLOCKS[:4]] == [8, 7, 6, 3]
