@@ -166,7 +166,10 @@ class NVFP4Tensor:
             flat[r : r + step] = blocks.expand(codes[r : r + step], d)[:, :k]
 
         with threads.exact_arithmetic():
-            threads.map_each(fill, range(0, len(codes), step))
+            if self.device.type == "cpu":
+                threads.map_each(fill, range(0, len(codes), step))
+            else:
+                list(map(fill, range(0, len(codes), step)))  # another thread would not be on the caller's stream
         return out
 
     def operand(self) -> ops.Operand:

@@ -397,7 +397,7 @@ A, B = bs.quantize(torch.ones(4, 64)), bs.quantize(torch.ones(6, 64))
         ({"a": torch.ones(64, 64).t()[:, :0]}, ValueError, "a: K = 0"),
         ({"a": torch.ones(4, 64, device="meta")}, ValueError, "a: on meta, but b is on cpu"),
         ({"a": torch.ones(2, 4, 64), "b": bs.quantize(torch.ones(3, 6, 64))}, ValueError, "do not broadcast"),
-        ({"a": torch.ones(4, 64, requires_grad=True)}, ValueError, "a: requires grad"),
+        ({"out": torch.ones(4, 6, dtype=torch.bfloat16, requires_grad=True)}, ValueError, "out: requires grad"),
         ({"b": torch.ones(6, 64)}, TypeError, "b: torch.float32 tensor, expected an NVFP4Tensor"),
         ({"k": 64}, ValueError, "k: 64, but it goes with raw operands"),
         ({"a_sf": torch.ones(1).to(F8)}, TypeError, "a: NVFP4Tensor, expected packed codes"),
@@ -427,7 +427,7 @@ def test_bad_arguments(change, error, message):
 
 def test_available_backends_says_why():
     reasons = bs.available_backends()
-    assert list(reasons) == ["cpu", "sm90", "sm100", "sm103", "sm120"]
+    assert list(reasons) == ["cpu", "sm90", "sm100", "sm103", "sm120", "matmul"]
     assert reasons["cpu"] is None
     assert all(f"no {name} kernels" in reasons[name] for name in ("sm90", "sm103", "sm120"))
     assert "`with emulated('sm_100a')` runs its kernels" in reasons["sm100"]

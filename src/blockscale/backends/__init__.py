@@ -6,13 +6,14 @@ from types import ModuleType
 
 import torch
 
-from blockscale.backends import cpu, sm100
+from blockscale.backends import cpu, matmul, sm100
 from blockscale.config import Config
 from blockscale.launch import emulated
 from blockscale.problem import TARGETS, Target, target_of_capability
 
-_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm100": sm100}
-NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
+_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm100": sm100, "matmul": matmul}
+_TITLES = {"cpu": "CPU", "matmul": "matmul"}
+NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120", "matmul")
 
 
 def available_backends() -> dict[str, str | None]:
@@ -30,11 +31,10 @@ def pick(name: str | None, device: torch.device, config: Config | None = None) -
     reason = available_backends()[name]
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run here: {reason}")
-    if name == "cpu":
-        if device.type != "cpu":
-            raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
-        if config is not None:
-            raise ValueError(f"config: {config}, expected None: the CPU backend has no configurations")
+    if name == "cpu" and device.type != "cpu":
+        raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
+    if name in ("cpu", "matmul") and config is not None:
+        raise ValueError(f"config: {config}, expected None: the {_TITLES[name]} backend has no configurations")
     return _BUILT[name]
 
 

@@ -1,0 +1,97 @@
+"""A backend for every CUDA GPU: operands are expanded on the device and go through torch's matmul (cuBLAS).
+
+It has no kernel of ours and keeps no weight expanded, so it saves memory and costs time: a reference to run models with
+where there is no kernel yet, chosen by name alone (`backend="matmul"`).
+
+What keeps the result contract of tensor cores: code x scale has six significand bits and lies between 2^-10 and 2688,
+exact in bf16 and fp16, so products are exact and sums are fp32; global scales, alpha, bias and activation come after,
+in fp32. Nothing looks at a value or copies from the host, so a call can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from blockscale.formats.layouts import BLOCK
+from blockscale.tensor import NVFP4Tensor
+
+_STRIP = 1 << 25  # elements of a weight that are expanded at a time
+
+ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+
+
+def why_not() -> str | None:
+    """None if torch sees a CUDA GPU."""
+    return None if torch.cuda.is_available() else "torch sees no CUDA GPU"
+
+
+def gemm(
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: Tensor,
+    *,
+    alpha: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    invariant: bool = False,
+    config: None = None,
+) -> None:
+    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments.
+
+    Raises:
+        ValueError: invariant results are asked for, or fp32 ones while torch multiplies fp32 in TF32.
+    """
+    if invariant:
+        raise ValueError("invariant: True, but the matmul backend's order of summation depends on M; expected False")
+    dtype = torch.bfloat16 if isinstance(a, NVFP4Tensor) else a.dtype
+    if dtype == torch.float32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        raise ValueError("a: float32, while torch.backends.cuda.matmul.allow_tf32 is set; the result would be TF32's")
+    if out.numel() == 0:
+        return
+    rows = expand(a, dtype) if isinstance(a, NVFP4Tensor) else a
+    step = max(1, _STRIP // b.shape[-1])
+    codes, scales = b.codes, b.linear_scales()
+    for start in range(0, b.shape[-2], step):
+        strip = slice(start, start + step)
+        weight = _values(codes[..., strip, :], scales[..., strip, :], dtype)[..., : b.shape[-1]]
+        y = _product(rows, weight).mul_(b.global_scale)
+        if isinstance(a, NVFP4Tensor):
+            y.mul_(a.global_scale)
+        y.mul_(alpha)
+        if bias is not None:
+            y.add_(bias[strip])
+        out[..., strip] = y if activation is None else ACTIVATIONS[activation](y)
+
+
+def expand(t: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
+    """code x scale, (..., M, K) in `dtype`, exact."""
+    return _values(t.codes, t.linear_scales(), dtype)[..., : t.shape[-1]]
+
+
+def _values(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., R, K_pad) from packed codes and linear scales.
+
+    E2M1's exponent and mantissa, put where bf16 has its own, make a number that is 2^126 too small: the difference
+    between the two formats' exponent biases. That holds for E2M1's subnormal 0.5 too.
+    """
+    nibbles = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2).to(torch.int16)
+    bits = ((nibbles & 7) << 6) | ((nibbles & 8) << 12)
+    values = bits.view(torch.bfloat16).float().mul_(2.0**126)
+    values.view(*scales.shape, BLOCK).mul_(scales.float().unsqueeze(-1))
+    return values.to(dtype)
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., M, K) @ weight (..., N, K)^T with fp32 sums, (..., M, N) fp32."""
+    if x.dtype == torch.float32 or x.device.type != "cuda":
+        return x.float() @ weight.float().mT
+    if math.prod(weight.shape[:-2]) == 1:
+        y = torch.mm(x.reshape(-1, x.shape[-1]), weight.reshape(weight.shape[-2:]).T, out_dtype=torch.float32)
+        batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
+        return y.view(*batch, x.shape[-2], weight.shape[-2])
+    batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
+    left, right = (t.expand(*batch, -1, -1).flatten(0, -3) for t in (x, weight))
+    return torch.bmm(left, right.mT, out_dtype=torch.float32).view(*batch, x.shape[-2], weight.shape[-2])
