@@ -13,7 +13,7 @@ from torch import Tensor
 from blockscale import threads
 from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, QuantConfig, read_config
 from blockscale.checkpoints.errors import CheckpointError
-from blockscale.checkpoints.files import F4, Entry, TensorFile
+from blockscale.checkpoints.files import ALIGN, F4, Entry, TensorFile
 from blockscale.checkpoints.layers import Finder, Layer, Part, Problem, looks_linear
 from blockscale.checkpoints.source import Source, open_source
 from blockscale.formats import e2m1, e4m3
@@ -24,6 +24,7 @@ OWN_FORMAT = "blockscale.checkpoint"
 OWN_VERSION = "1"
 LOW_FIRST, HIGH_FIRST = "low", "high"
 USUAL_AMAX = (1e-3, 10.0)  # of weights; 1000 times beyond either is taken for a mistake
+_SAMPLE = 1 << 16  # block scales that say what a whole weight's magnitude is like
 _SHOWN = 4
 
 
@@ -156,7 +157,8 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         units = torch.stack([unit for unit, _ in scales]).view(shape)
         divisors = [divisor for _, divisor in scales if divisor is not None]
         codes, block_scales, logical = self._stored(layer, Part((), 0))
-        t = self._wrapped(layer, Part((), 0), codes, block_scales, torch.tensor(1.0), logical)
+        one = torch.ones((), dtype=torch.float32, device="cpu")
+        t = self._wrapped(layer, Part((), 0), codes, block_scales, one, logical)
         return t, units, torch.stack(divisors).view(shape) if divisors else None
 
     def input_scale(self, name: str) -> Tensor | None:
@@ -193,18 +195,21 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         self, layer: Layer, part: Part, codes: Tensor, scales: Tensor, unit: Tensor, shape: tuple[int, ...]
     ) -> NVFP4Tensor:
         try:
-            return NVFP4Tensor.from_parts(codes, scales, unit, shape=shape, layout=layer.layout, check_values=True)
+            return NVFP4Tensor.from_parts(
+                codes, scales, unit, shape=shape, layout=layer.layout, check_values=True, align=ALIGN
+            )
         except (TypeError, ValueError) as error:
             raise layer.scales.error(f"{error}{_of(part)}") from error
 
     def _stored(self, layer: Layer, part: Part) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         """Codes and scales as `from_parts` takes them, and the logical shape."""
+        transposed = layer.transposed and layer.convention != BLOCKSCALE
         experts = [i for i in part.index if isinstance(i, int)]
-        rows = part.index if not layer.transposed else experts
+        rows = part.index if not transposed else experts
         found = [entry.at(rows) for entry in (layer.codes, layer.scales)]
         columns = [entry.shape[-1] // 2 if entry.dtype == F4 else entry.shape[-1] for entry in found]
         codes, scales = (e.bytes().view(*e.shape[:-1], n) for e, n in zip(found, columns, strict=True))
-        if layer.transposed:
+        if transposed:
             cut = [i for i in part.index if isinstance(i, slice)] or [slice(None)]
             codes, scales = (t.mT[..., cut[0], :].contiguous() for t in (codes, scales))
         if self.first_nibble == HIGH_FIRST and layer.convention != BLOCKSCALE:
@@ -233,8 +238,12 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return stored, layer.divisor.tensor().reshape(())
 
     def _warn_if_implausible(self, layer: Layer, t: NVFP4Tensor) -> None:
-        amax = largest_magnitude(t)
         low, high = USUAL_AMAX
+        scales = t.linear_scales().view(torch.uint8).flatten()
+        amax = largest_magnitude(scales[:_SAMPLE], t.global_scale)
+        if low / 1e3 <= amax <= high * 1e3:
+            return
+        amax = largest_magnitude(scales, t.global_scale)
         if amax and not low / 1e3 <= amax <= high * 1e3:
             warnings.warn(
                 f"{layer.global_scale.file.path}: {layer.global_scale.name}: values reach {amax:.3g}, where weights "
@@ -254,17 +263,17 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return notes
 
 
-def largest_magnitude(t: NVFP4Tensor) -> float:
-    """What a code of ±6 stands for under the largest block scale: an upper bound of the values."""
-    scales = t.linear_scales().view(torch.uint8)
+def largest_magnitude(scales: Tensor, global_scale: Tensor) -> float:
+    """What a code of ±6 stands for under the largest of some block scales (uint8): an upper bound of the values."""
     if not scales.numel():
         return 0.0
-    top = scales.max().view(torch.float8_e4m3fn)
-    return float(e4m3.decode(top.reshape(1))) * e2m1.MAX * float(t.global_scale)
+    top = scales.amax().view(torch.float8_e4m3fn)
+    return float(e4m3.decode(top.reshape(1))) * e2m1.MAX * float(global_scale)
 
 
-def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Of a file of our own: the name of each weight's codes -> its logical shape and the layout of its scales."""
+def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str, bool]]:
+    """Of a file of our own: the name of each weight's codes -> its logical shape, the layout of its scales, and whether
+    it came transposed."""
     if file.metadata.get("format") != OWN_FORMAT:
         return {}
     if file.metadata.get("version") != OWN_VERSION:
@@ -275,7 +284,8 @@ def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str]]:
         made = {}
         for name, layer in listed.items():
             check_layout(layer["layout"])
-            made[name] = (tuple(int(n) for n in layer["shape"]), layer["layout"])
+            shape = tuple(int(n) for n in layer["shape"])
+            made[name] = shape, layer["layout"], layer.get("transposed") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(file.path, None, f"metadata do not list the layers: {error}") from error
     return made

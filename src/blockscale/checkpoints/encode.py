@@ -46,7 +46,7 @@ class Unit:
 @dataclass(frozen=True)
 class Weight:
     """An NVFP4 weight to be written. `scales` is the shape of its global scales; `load` gives the tensor with any
-    global scale, the multipliers of that shape, and the divisors if there are any."""
+    global scale, the multipliers of that shape, and the divisors if there are any. `transposed` is that of `Layer`."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,6 +54,7 @@ class Weight:
     scales: tuple[int, ...]
     has_divisor: bool
     activations: str
+    transposed: bool
     load: Callable[[], tuple[NVFP4Tensor, Tensor, Tensor | None]]
 
 
@@ -73,9 +74,10 @@ def weight_unit(weight: Weight, convention: str) -> Unit:
     if convention == COMPRESSED_TENSORS and (lead or weight.scales):
         raise ValueError(f"{weight.name}: {convention} stores matrices with one global scale, not {weight.shape}")
     _, scales_role, global_role, _ = ROLES[convention]
+    turn = weight.transposed and convention == MODELOPT
     specs = (
-        Spec(codes_name(stem, convention), "U8", (*lead, rows, k // 2)),
-        Spec(stem + scales_role, "F8_E4M3", (*lead, rows, k // BLOCK)),
+        Spec(codes_name(stem, convention), "U8", _turned((*lead, rows, k // 2), turn)),
+        Spec(stem + scales_role, "F8_E4M3", _turned((*lead, rows, k // BLOCK), turn)),
         Spec(stem + global_role, "F32", weight.scales or ((1,) if convention == COMPRESSED_TENSORS else ())),
     )
 
@@ -84,9 +86,14 @@ def weight_unit(weight: Weight, convention: str) -> Unit:
         stored = multipliers
         if convention == COMPRESSED_TENSORS:
             stored = _reciprocal(multipliers) if divisors is None else divisors
-        return t.codes[..., : k // 2], t.linear_scales()[..., : k // BLOCK], stored
+        codes, scales = t.codes[..., : k // 2], t.linear_scales()[..., : k // BLOCK]
+        return (codes.mT, scales.mT, stored) if turn else (codes, scales, stored)
 
     return Unit(specs, make, module)
+
+
+def _turned(shape: tuple[int, ...], turn: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
 def codes_name(stem: str, convention: str) -> str:
@@ -112,7 +119,8 @@ def _own_unit(weight: Weight, stem: str, module: Mapping[str, str]) -> Unit:
         clean = t.with_layout(LINEAR).with_layout(weight.layout)  # padding rows become zero
         return clean.codes, clean.scales, multipliers, *([] if divisors is None else [divisors])
 
-    return Unit(tuple(specs), make, module, {codes: {"shape": list(weight.shape), "layout": weight.layout}})
+    came = {"transposed": True} if weight.transposed else {}
+    return Unit(tuple(specs), make, module, {codes: {"shape": list(weight.shape), "layout": weight.layout, **came}})
 
 
 def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -> Iterator[Unit]:
@@ -127,7 +135,7 @@ def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -
         if isinstance(value, NVFP4Tensor):
             kind = STATIC if stem_of(name) in static else WEIGHT_ONLY
             has_divisor, load = value.divisor is not None, partial(_look_up_weight, tensors, name)
-            weight = Weight(name, tuple(value.shape), value.layout, (), has_divisor, kind, load)
+            weight = Weight(name, tuple(value.shape), value.layout, (), has_divisor, kind, False, load)
             yield weight_unit(weight, convention)
         elif isinstance(value, Tensor) and value.layout == torch.strided:
             spec = _spec(name, value)
@@ -178,7 +186,7 @@ def _part(checkpoint: Checkpoint, layer: Layer, name: str) -> Weight:
         return t, t.global_scale, t.divisor
 
     has_divisor = layer.convention == COMPRESSED_TENSORS or layer.divisor is not None
-    return Weight(name, shape, layout, (), has_divisor, layer.activations, load)
+    return Weight(name, shape, layout, (), has_divisor, layer.activations, layer.transposed, load)
 
 
 def _whole(checkpoint: Checkpoint, layer: Layer) -> Weight:
@@ -189,7 +197,7 @@ def _whole(checkpoint: Checkpoint, layer: Layer) -> Weight:
         return checkpoint.whole(layer.name)
 
     scales = layer.global_scale.shape
-    return Weight(layer.name, layer.shape, LINEAR, scales, has_divisor, layer.activations, load)
+    return Weight(layer.name, layer.shape, LINEAR, scales, has_divisor, layer.activations, layer.transposed, load)
 
 
 def _input_unit(unit: Unit, name: str, stem: str | None, convention: str) -> Unit:

@@ -71,7 +71,8 @@ class Layer:
         codes, scales, global_scale, input_scale, divisor: where they lie; the last two may be missing.
         shape: logical, (N, K) or (E, N, K).
         layout: of the block scales.
-        transposed: codes are (E, K/2, N) and scales (E, K/16, N).
+        transposed: a stack with codes (E, K/2, N) and scales (E, K/16, N), as ModelOpt writes some models' experts. Our
+            own files have them upright, and remember that they came so.
         parts: one for every global scale.
         activations: STATIC (an input scale is stored), DYNAMIC or WEIGHT_ONLY.
     """
@@ -124,7 +125,7 @@ class Finder:
     entries: Mapping[str, Entry]
     config: QuantConfig
     model: Mapping[str, Any]
-    shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    shapes: Mapping[str, tuple[tuple[int, ...], str, bool]]
     scale_layout: str
 
     def find(self) -> tuple[list[Layer], list[Problem]]:
@@ -230,7 +231,7 @@ class Finder:
         if convention == BLOCKSCALE:
             if codes.name not in self.shapes:
                 raise _Refused(codes, "the file's metadata do not give its logical shape")
-            return *self.shapes[codes.name], False
+            return self.shapes[codes.name]
         if len(codes.shape) not in (2, 3):
             raise _Refused(codes, f"shape {codes.shape}, expected (N, K/2) or (E, N, K/2)")
         *lead, rows, last = codes.shape
@@ -323,8 +324,10 @@ def _name(stem: str) -> str:
 
 
 def looks_linear(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear layer in floating point, as far as a file can tell."""
+    """Whether a tensor is the weight of a linear layer, or of a stack of experts, in floating point, as far as a file
+    can tell."""
     module, _, role = name.rpartition(".")
     last = module.rpartition(".")[2]
     embeds = "emb" in last or last in ("wte", "wpe", "shared")
-    return role == "weight" and len(shape) == 2 and dtype in ("BF16", "F16", "F32") and not embeds
+    linear = (role == "weight" and len(shape) == 2) or (role != "weight" and len(shape) == 3 and "expert" in module)
+    return linear and dtype in ("BF16", "F16", "F32") and not embeds
