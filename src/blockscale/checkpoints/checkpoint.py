@@ -239,7 +239,7 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
 
     def _warn_if_implausible(self, layer: Layer, t: NVFP4Tensor) -> None:
         low, high = USUAL_AMAX
-        scales = t.linear_scales().view(torch.uint8).flatten()
+        scales = t.linear_scales().flatten()
         amax = largest_magnitude(scales[:_SAMPLE], t.global_scale)
         if low / 1e3 <= amax <= high * 1e3:
             return
@@ -264,11 +264,8 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
 
 
 def largest_magnitude(scales: Tensor, global_scale: Tensor) -> float:
-    """What a code of ±6 stands for under the largest of some block scales (uint8): an upper bound of the values."""
-    if not scales.numel():
-        return 0.0
-    top = scales.amax().view(torch.float8_e4m3fn)
-    return float(e4m3.decode(top.reshape(1))) * e2m1.MAX * float(global_scale)
+    """What a code of ±6 stands for under the largest of some block scales: an upper bound of the values."""
+    return e4m3.value(e4m3.largest_code(scales)) * e2m1.MAX * float(global_scale)
 
 
 def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str, bool]]:
