@@ -99,6 +99,19 @@ class TestFixtures:
         if name in ("modelopt-llama", "modelopt-moe"):
             assert filecmp.cmp(tmp_path / "copy.safetensors", FIXTURES / name / "model.safetensors", shallow=False)
 
+    def test_a_plain_dictionary_keeps_what_activations_are(self, name, tmp_path):
+        """In its own convention and, where that can hold the weights, in the other."""
+        source = bs.load_checkpoint(FIXTURES / name)
+        for to in (convention(name), *([] if name == "modelopt-stack" else [OTHERS[convention(name)]])):
+            bs.save_checkpoint(dict(source), tmp_path / to, to=to)
+            found = bs.load_checkpoint(tmp_path / to)
+            assert not found.problems
+            assert found.layers.keys() == source.layers.keys()
+            for weight, layer in source.layers.items():
+                assert found.layers[weight].activations == layer.activations
+                scales = [checkpoint.input_scale(weight) for checkpoint in (source, found)]
+                assert scales == [None, None] or float(scales[1]) == pytest.approx(float(scales[0]), rel=2**-23)
+
     def test_to_our_own_format_and_back_loses_nothing(self, name, tmp_path):
         bs.save_checkpoint(bs.load_checkpoint(FIXTURES / name, layout="128x4"), tmp_path / "own", to="blockscale")
         own = bs.load_checkpoint(tmp_path / "own")
