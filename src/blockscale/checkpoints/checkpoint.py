@@ -14,7 +14,7 @@ from blockscale import threads
 from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, QuantConfig, read_config
 from blockscale.checkpoints.errors import CheckpointError
 from blockscale.checkpoints.files import ALIGN, F4, Entry, TensorFile
-from blockscale.checkpoints.layers import Finder, Layer, Part, Problem, looks_linear
+from blockscale.checkpoints.layers import Finder, Index, Layer, Part, Problem, looks_linear
 from blockscale.checkpoints.source import Source, open_source
 from blockscale.formats import e2m1, e4m3
 from blockscale.formats.layouts import ATOMS, LINEAR
@@ -156,9 +156,8 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         shape = layer.global_scale.shape
         units = torch.stack([unit for unit, _ in scales]).view(shape)
         divisors = [divisor for _, divisor in scales if divisor is not None]
-        codes, block_scales, logical = self._stored(layer, Part((), 0))
         one = torch.ones((), dtype=torch.float32, device="cpu")
-        t = self._wrapped(layer, Part((), 0), codes, block_scales, one, logical)
+        t = self._wrapped(layer, Part((), 0), *self._stored(layer, ()), one)
         return t, units, torch.stack(divisors).view(shape) if divisors else None
 
     def input_scale(self, name: str) -> Tensor | None:
@@ -180,9 +179,12 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return scale.reshape(()) if scale.numel() == 1 else scale
 
     def _weight(self, layer: Layer, part: Part) -> NVFP4Tensor:
-        codes, scales, shape = self._stored(layer, part)
+        whole_rows = part.rows is None or not _rows_lie_together(layer)
+        index = part.experts if whole_rows else part.index
         unit, divisor = self._global_scale(layer, part)
-        made = self._wrapped(layer, part, codes, scales, unit, shape)
+        made = self._wrapped(layer, part, *self._stored(layer, index), unit)
+        if whole_rows and part.rows is not None:
+            made = made[part.rows]
         if divisor is not None:
             try:
                 made = made.with_divisor(divisor)
@@ -192,7 +194,7 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return made if self.layout is None else made.with_layout(self.layout)
 
     def _wrapped(
-        self, layer: Layer, part: Part, codes: Tensor, scales: Tensor, unit: Tensor, shape: tuple[int, ...]
+        self, layer: Layer, part: Part, codes: Tensor, scales: Tensor, shape: tuple[int, ...], unit: Tensor
     ) -> NVFP4Tensor:
         try:
             return NVFP4Tensor.from_parts(
@@ -201,17 +203,13 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         except (TypeError, ValueError) as error:
             raise layer.scales.error(f"{error}{_of(part)}") from error
 
-    def _stored(self, layer: Layer, part: Part) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """Codes and scales as `from_parts` takes them, and the logical shape."""
-        transposed = layer.transposed and layer.convention != BLOCKSCALE
-        experts = [i for i in part.index if isinstance(i, int)]
-        rows = part.index if not transposed else experts
-        found = [entry.at(rows) for entry in (layer.codes, layer.scales)]
+    def _stored(self, layer: Layer, index: Index) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """Codes and scales of a part as `from_parts` takes them, and its logical shape."""
+        found = [entry.at(index) for entry in (layer.codes, layer.scales)]
         columns = [entry.shape[-1] // 2 if entry.dtype == F4 else entry.shape[-1] for entry in found]
         codes, scales = (e.bytes().view(*e.shape[:-1], n) for e, n in zip(found, columns, strict=True))
-        if transposed:
-            cut = [i for i in part.index if isinstance(i, slice)] or [slice(None)]
-            codes, scales = (t.mT[..., cut[0], :].contiguous() for t in (codes, scales))
+        if layer.transposed and layer.convention != BLOCKSCALE:
+            codes, scales = codes.mT.contiguous(), scales.mT.contiguous()
         if self.first_nibble == HIGH_FIRST and layer.convention != BLOCKSCALE:
             codes = (codes << 4).bitwise_or_(codes >> 4)
         shape = (*codes.shape[:-1], layer.shape[-1])
@@ -233,9 +231,10 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
             raise entry.error(f"{value}{_of(part)}, expected a positive multiplier up to {limit}")
         if layer.divisor is None:
             return stored, None
-        if layer.divisor.dtype != "F32" or layer.divisor.nbytes != 4:
-            raise layer.divisor.error(f"dtype {layer.divisor.dtype}, shape {layer.divisor.shape}, expected one F32")
-        return stored, layer.divisor.tensor().reshape(())
+        if layer.divisor.dtype != "F32" or layer.divisor.shape != entry.shape:
+            found = f"dtype {layer.divisor.dtype}, shape {layer.divisor.shape}"
+            raise layer.divisor.error(f"{found}, expected F32, {entry.shape}")
+        return stored, layer.divisor.tensor().flatten()[part.number].clone()
 
     def _warn_if_implausible(self, layer: Layer, t: NVFP4Tensor) -> None:
         low, high = USUAL_AMAX
@@ -261,6 +260,11 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
                 text = f"left in {entry.dtype}, though the configuration says {scheme.algorithm}"
                 notes.append(Problem(entry.name, text, False, entry.file.path))
         return notes
+
+
+def _rows_lie_together(layer: Layer) -> bool:
+    """Whether some rows of a matrix are a range of the file."""
+    return layer.layout == LINEAR and (not layer.transposed or layer.convention == BLOCKSCALE)
 
 
 def largest_magnitude(scales: Tensor, global_scale: Tensor) -> float:

@@ -109,10 +109,10 @@ def _own_unit(weight: Weight, stem: str, module: Mapping[str, str]) -> Unit:
     specs = [
         Spec(codes, "U8", (*lead, rows, BLOCK // 2 * layouts.blocks(k))),
         Spec(scales, "F8_E4M3", (*lead, padded, layouts.blocks(k))),
-        Spec(multiplier, "F32", ()),
+        Spec(multiplier, "F32", weight.scales),
     ]
     if weight.has_divisor:
-        specs.append(Spec(stem + DIVISOR, "F32", ()))
+        specs.append(Spec(stem + DIVISOR, "F32", weight.scales))
 
     def make() -> tuple[Tensor, ...]:
         t, multipliers, divisors = weight.load()
@@ -138,6 +138,7 @@ def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -
             weight = Weight(name, tuple(value.shape), value.layout, (), has_divisor, kind, False, load)
             yield weight_unit(weight, convention)
         elif isinstance(value, Tensor) and value.layout == torch.strided:
+            _check_place(name, convention)
             spec = _spec(name, value)
             unit = Unit((spec,), partial(_look_up, tensors, name), plain_linear=_linear(spec))
             yield _input_unit(unit, name, stems.get(name), convention)
@@ -155,20 +156,18 @@ def _look_up_weight(tensors: Mapping[str, Any], name: str) -> tuple[NVFP4Tensor,
 
 
 def checkpoint_units(checkpoint: Checkpoint, convention: str) -> Iterator[Unit]:
-    """Units of a checkpoint in another convention; of parts for our own format, of whole weights for the others."""
+    """Units of a checkpoint in another convention."""
     stems = {layer.input_scale.name: layer.stem for layer in checkpoint.layers.values() if layer.input_scale}
     for layer in checkpoint.layers.values():
-        if convention == BLOCKSCALE or len(layer.parts) == 1:
-            for part in layer.parts:
-                yield weight_unit(_part(checkpoint, layer, layer.name + part.suffix), convention)
-        else:
-            yield weight_unit(_whole(checkpoint, layer), convention)
+        yield weight_unit(_weight(checkpoint, layer), convention)
     for name, entry in checkpoint.plain.items():
-        role = name.rpartition(".")[2]
-        if convention == COMPRESSED_TENSORS and role in NOT_APPLIED:
-            raise entry.error(f"{COMPRESSED_TENSORS} has no place for it")
-        unit = raw_unit(entry)
-        yield _input_unit(unit, name, stems.get(name), convention)
+        _check_place(name, convention)
+        yield _input_unit(raw_unit(entry), name, stems.get(name), convention)
+
+
+def _check_place(name: str, convention: str) -> None:
+    if convention == COMPRESSED_TENSORS and name.endswith(NOT_APPLIED):
+        raise ValueError(f"{name}: {COMPRESSED_TENSORS} has no place for it")
 
 
 def raw_unit(entry: Entry) -> Unit:
@@ -177,27 +176,28 @@ def raw_unit(entry: Entry) -> Unit:
     return Unit((spec,), lambda: (entry.bytes(),), plain_linear=_linear(spec))
 
 
-def _part(checkpoint: Checkpoint, layer: Layer, name: str) -> Weight:
-    shape = checkpoint.shape(name)
-    layout = checkpoint.layout or layer.layout
+def _weight(checkpoint: Checkpoint, layer: Layer) -> Weight:
+    """A layer, whole, with all its global scales."""
+    alone = len(layer.parts) == 1
+    cut = any(part.rows is not None for part in layer.parts)  # rows under several scales are found in linear order only
+    layout = LINEAR if cut else checkpoint.layout or layer.layout
 
     def load() -> tuple[NVFP4Tensor, Tensor, Tensor | None]:
-        t = checkpoint.weight(name)
+        if not alone:
+            return checkpoint.whole(layer.name)
+        t = checkpoint.weight(layer.name)
         return t, t.global_scale, t.divisor
 
-    has_divisor = layer.convention == COMPRESSED_TENSORS or layer.divisor is not None
-    return Weight(name, shape, layout, (), has_divisor, layer.activations, layer.transposed, load)
-
-
-def _whole(checkpoint: Checkpoint, layer: Layer) -> Weight:
-    """All parts of a weight, with all their global scales."""
-    has_divisor = layer.convention == COMPRESSED_TENSORS
-
-    def load() -> tuple[NVFP4Tensor, Tensor, Tensor | None]:
-        return checkpoint.whole(layer.name)
-
-    scales = layer.global_scale.shape
-    return Weight(layer.name, layer.shape, LINEAR, scales, has_divisor, layer.activations, layer.transposed, load)
+    return Weight(
+        name=layer.name,
+        shape=layer.shape,
+        layout=layout,
+        scales=() if alone else layer.global_scale.shape,
+        has_divisor=layer.convention == COMPRESSED_TENSORS or layer.divisor is not None,
+        activations=layer.activations,
+        transposed=layer.transposed,
+        load=load,
+    )
 
 
 def _input_unit(unit: Unit, name: str, stem: str | None, convention: str) -> Unit:

@@ -34,10 +34,11 @@ _NOT_NVFP4 = {  # roles that would change the values
     "weight_zero_point": "NVFP4 has no zero points",
     "weight_g_idx": "columns in another order are not supported",
 }
-NOT_APPLIED = {
+_NOT_APPLIED = {
     "pre_quant_scale": "activations must be multiplied by it first; gemm does not do so",
     "svdquant_lora_a": "a low-rank product must be added to the result; gemm does not do so",
 }
+NOT_APPLIED = tuple(_NOT_APPLIED)
 
 Index = tuple[int | slice, ...]
 
@@ -48,6 +49,16 @@ class Part:
 
     index: Index
     number: int
+
+    @property
+    def experts(self) -> Index:
+        """The part of the index that chooses matrices."""
+        return tuple(i for i in self.index if not isinstance(i, slice))
+
+    @property
+    def rows(self) -> slice | None:
+        """The rows of the one matrix that is left, if they are not all of them."""
+        return next((i for i in self.index if isinstance(i, slice)), None)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of this part of a weight of shape `whole`."""
@@ -308,7 +319,7 @@ class Finder:
             yield note(f"NVFP4, though the configuration says {scheme.algorithm}")
         if scheme is not None and scheme.activations == STATIC and layer.input_scale is None:
             yield note("no input scale, though the configuration says static; activations need a dynamic one")
-        for role, why in NOT_APPLIED.items():
+        for role, why in _NOT_APPLIED.items():
             if layer.stem + role in self.entries:
                 yield note(f"{role}: {why}")
 
