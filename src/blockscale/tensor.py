@@ -30,6 +30,7 @@ LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _kinds: dict[tuple[object, ...], int] = {}
 _numbers = itertools.count()
+KERNEL_ALIGN = 16
 _PIECE = 1 << 18  # elements that dequantize expands at a time
 
 
@@ -69,6 +70,7 @@ class NVFP4Tensor:
         layout: str = "128x4",
         group_sizes: Tensor | None = None,
         check_values: bool | None = None,
+        align: int = KERNEL_ALIGN,
     ) -> Self:
         """Wrap existing codes and scales; no copy where K is a multiple of 64 and the bytes are contiguous and aligned.
 
@@ -81,6 +83,8 @@ class NVFP4Tensor:
             group_sizes: int (E,), for "128x4-grouped".
             check_values: look for scales and a global scale that the format does not allow. Default: on the CPU only,
                 since a look at a GPU's values makes the host wait. Scales in padding are never looked at.
+            align: bytes on whose multiples codes and scales lie, or they are copied. GPU kernels refuse less than 16,
+                the CPU takes 2, so that tensors of a mapped file stay where they are.
 
         Raises:
             TypeError, ValueError: naming the argument, what came and what is allowed.
@@ -105,7 +109,7 @@ class NVFP4Tensor:
         scales = _check_scale_shape(scales, layout, size, groups)
         unit = as_global_scale(global_scale, codes.device)
         offsets = None if groups is None else layouts.scale_offsets(groups)
-        made = cls(codes, scales, unit, layout, size, groups, offsets)._with_clean_columns()
+        made = cls(codes, scales, unit, layout, size, groups, offsets)._with_clean_columns(align)
         if check_values if check_values is not None else codes.device.type == "cpu":
             made._check_values()
         return made
@@ -308,15 +312,15 @@ class NVFP4Tensor:
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
-    def _with_clean_columns(self) -> Self:
-        """Storage in normative form: K padded to 64 with zero codes and scales, dense, aligned to 16 bytes.
+    def _with_clean_columns(self, align: int) -> Self:
+        """Storage in normative form: K padded to 64 with zero codes and scales, dense, aligned to `align` bytes.
 
         Everything downstream relies on it: strides are exactly those of a fresh tensor of the padded shape.
         """
         *_, k = self.shape
         codes, scales = self.codes, self.scales
         columns = round_up(k, K_ALIGN) // 2
-        if k % K_ALIGN or not _is_dense(codes):
+        if k % K_ALIGN or not _is_dense(codes, align):
             codes = codes.new_zeros(*codes.shape[:-1], columns)
             codes[..., : (k + 1) // 2] = self.codes[..., : (k + 1) // 2]
             if k % 2:
@@ -327,7 +331,7 @@ class NVFP4Tensor:
             clean[..., : -(-k // BLOCK)] = linear[..., : -(-k // BLOCK)]
             made = replace(self, codes=codes, scales=clean.view(torch.float8_e4m3fn), layout=LINEAR)
             return made.with_layout(self.layout, self.group_sizes)
-        if not _is_dense(scales):
+        if not _is_dense(scales, align):
             scales = torch.empty(scales.shape, dtype=scales.dtype, device=scales.device).copy_(scales)
         return replace(self, codes=codes, scales=scales)
 
@@ -335,10 +339,10 @@ class NVFP4Tensor:
         unit = float(self.global_scale)
         if not 0 < unit <= LARGEST_GLOBAL_SCALE:
             raise ValueError(f"global_scale: {unit}, expected a positive multiplier up to {LARGEST_GLOBAL_SCALE:.4g}")
-        bad = e4m3.invalid(self.linear_scales())
-        if bool(bad.any()):
-            where = tuple(int(i) for i in bad.nonzero()[0])
-            byte = int(self.linear_scales().view(torch.uint8)[where])
+        scales = self.linear_scales()
+        if e4m3.largest_code(scales) > e4m3.LARGEST_CODE:  # a hundred times as fast as looking at each
+            where = tuple(int(i) for i in e4m3.invalid(scales).nonzero()[0])
+            byte = int(scales.view(torch.uint8)[where])
             raise ValueError(
                 f"scales: byte 0x{byte:02X} at (row, block) index {where}; a scale is finite E4M3 with the sign bit "
                 f"clear, 0x00 to 0x{e4m3.LARGEST_CODE:02X}"
@@ -382,14 +386,14 @@ def _restore(cls: type[NVFP4Tensor], parts: dict[str, Any]) -> NVFP4Tensor:
     return cls(**{**parts, "scales": parts["scales"].view(torch.float8_e4m3fn), "shape": torch.Size(parts["shape"])})
 
 
-def _is_dense(t: Tensor) -> bool:
-    """Aligned to 16 bytes, with the strides of a fresh tensor also where a dimension of size 1 would hide others."""
+def _is_dense(t: Tensor, align: int) -> bool:
+    """Aligned to `align` bytes, with a fresh tensor's strides also where a dimension of size 1 would hide others."""
     expected = 1
     for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
         if stride != expected:
             return False
         expected *= max(size, 1)
-    return t.data_ptr() % 16 == 0
+    return t.data_ptr() % align == 0
 
 
 def check_layout(layout: str, name: str = "layout") -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import blockscale as bs
 from blockscale import reference
 from blockscale.checkpoints import CheckpointError
+from blockscale.formats import layouts
 
 
 def close_to_exact(y, a, b):
@@ -108,8 +109,9 @@ class TestScaleConventions:
         path = write(tmp_path / "x.safetensors", modelopt("fc.", matrix()) | {f"fc.{role}": torch.ones(64)})
         with pytest.warns(UserWarning, match=rf"fc\.weight: {role}: .*gemm does not"):
             checkpoint = bs.load_checkpoint(path)
-        with pytest.raises(CheckpointError, match=rf"fc\.{role}: compressed-tensors has no place for it"):
-            bs.save_checkpoint(checkpoint, tmp_path / "y", to="compressed-tensors")
+        for tensors in (checkpoint, dict(checkpoint)):
+            with pytest.raises(ValueError, match=rf"fc\.{role}: compressed-tensors has no place for it"):
+                bs.save_checkpoint(tensors, tmp_path / "y", to="compressed-tensors")
 
 
 class TestFusedWeights:
@@ -187,11 +189,37 @@ class TestFusedWeights:
             "experts.w13_weight_scale": torch.ones(2, 8, 4).to(F8),
             "experts.w13_weight_scale_2": torch.tensor([[1e-3, 2e-3], [3e-3, 4e-3]]),
         }
-        checkpoint = bs.load_checkpoint(write(tmp_path / "x.safetensors", stack))
+        path = write(tmp_path / "x.safetensors", stack)
+        checkpoint = bs.load_checkpoint(path)
         assert list(checkpoint) == [f"experts.w13[{e}, {rows}]" for e in (0, 1) for rows in ("0:4", "4:8")]
         third = checkpoint["experts.w13[1, 0:4]"]
         assert float(third.global_scale) == torch.tensor(3e-3)
         assert torch.equal(third.codes, stack["experts.w13"][1, :4])
+        turned = {name: t.view(torch.uint8).mT.contiguous().view(t.dtype) for name, t in list(stack.items())[:2]}
+        swizzled = torch.stack([layouts.swizzle(s) for s in stack["experts.w13_weight_scale"]])
+        for change, options in ((turned, {}), ({"experts.w13_weight_scale": swizzled}, {"scale_layout": "128x4"})):
+            other = bs.load_checkpoint(write(tmp_path / "y.safetensors", stack | change), layout="linear", **options)
+            assert all(same_tensor(other[name], checkpoint[name]) for name in checkpoint)
+
+    def test_several_scales_survive_our_own_format(self, tmp_path):
+        experts = {
+            "experts.w": torch.randint(0, 256, (3, 130, 64), dtype=torch.uint8),
+            "experts.w_weight_scale": torch.randint(0, 127, (3, 130, 8), dtype=torch.uint8).view(F8),
+            "experts.w_weight_scale_2": torch.tensor([1e-3, 2e-3, 3e-3]).view(3, 1, 1),
+            "experts.w_input_scale": torch.tensor([0.1, 0.2, 0.3]),
+        }
+        gate_up = fuse("gate_up_proj.", [modelopt("", matrix(seed=1)), modelopt("", matrix(seed=2))])
+        source = write(tmp_path / "x.safetensors", experts | gate_up)
+        for layout in ("linear", "128x4"):
+            before = bs.load_checkpoint(source, layout=layout)
+            bs.save_checkpoint(before, tmp_path / "own", to="blockscale")
+            own = bs.load_checkpoint(tmp_path / "own", layout=layout)
+            assert set(own) == set(before)
+            assert all(same_tensor(own[n], before[n]) for n in own if isinstance(own[n], bs.NVFP4Tensor))
+            assert torch.equal(own.input_scale("experts.w"), experts["experts.w_input_scale"])
+            bs.save_checkpoint(own, tmp_path / "back.safetensors", to="modelopt")
+            back = load_file(tmp_path / "back.safetensors")
+            assert all(same_bits(back[name], t) for name, t in (experts | gate_up).items())
 
 
 class TestMissingScales:

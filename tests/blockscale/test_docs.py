@@ -64,4 +64,27 @@ def test_the_guide_to_pytorch_runs_from_top_to_bottom(monkeypatch, tmp_path):
 
 
 def test_the_readmes_examples_are_as_short_as_promised():
-    assert [len(source.strip().splitlines()) for source in README_BLOCKS[:4]] == [8, 7, 6, 3]
+    lines = [len(source.strip().splitlines()) for source in README_BLOCKS]
+    assert lines[:4] == [8, 7, 6, 3]
+    assert [n for n, source in zip(lines, README_BLOCKS, strict=True) if "load_checkpoint" in source] == [5]
+
+
+def test_the_worked_example_of_checkpoints(tmp_path):
+    text = (ROOT / "docs/checkpoints.md").read_text()
+    x = torch.zeros(1, 32)
+    for columns, values in re.findall(r"^x\[0, ([0-9:]+)\]\s+= (\[.*\])$", text, re.MULTILINE):
+        start, stop = map(int, columns.split(":"))
+        x[0, start:stop] = torch.tensor(eval(values))
+    shown = re.findall(r"^(fc\.\w+)\s+(\w+)\s+([0-9 x]*?)\s\s+((?:[0-9a-f]{2} ?)+)(?:  .*)?$", text, re.MULTILINE)
+    for convention, rows in (("modelopt", shown[:3]), ("compressed-tensors", shown[3:])):
+        path = tmp_path / f"{convention}.safetensors"
+        bs.save_checkpoint({"fc.weight": bs.quantize(x)}, path, to=convention)
+        found = bs.load_checkpoint(path)
+        assert torch.equal(found["fc.weight"].dequantize(), x)
+        written = [
+            (entry.name, entry.dtype, " x ".join(map(str, entry.shape)), bytes(entry.bytes().tolist()))
+            for entry in found.source.entries.values()
+        ]
+        expected = [(name, dtype, shape, bytes.fromhex(data)) for name, dtype, shape, data in rows]
+        assert sorted(written) == sorted(expected)
+        assert len(written) == 3

@@ -13,8 +13,8 @@ from torch import Tensor
 from blockscale import threads
 from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, QuantConfig, read_config
 from blockscale.checkpoints.errors import CheckpointError
-from blockscale.checkpoints.files import F4, Entry, TensorFile
-from blockscale.checkpoints.layers import Finder, Layer, Part, Problem, looks_linear
+from blockscale.checkpoints.files import ALIGN, F4, Entry, TensorFile
+from blockscale.checkpoints.layers import Finder, Index, Layer, Part, Problem, looks_linear
 from blockscale.checkpoints.source import Source, open_source
 from blockscale.formats import e2m1, e4m3
 from blockscale.formats.layouts import ATOMS, LINEAR
@@ -24,6 +24,7 @@ OWN_FORMAT = "blockscale.checkpoint"
 OWN_VERSION = "1"
 LOW_FIRST, HIGH_FIRST = "low", "high"
 USUAL_AMAX = (1e-3, 10.0)  # of weights; 1000 times beyond either is taken for a mistake
+_SAMPLE = 1 << 16  # block scales that say what a whole weight's magnitude is like
 _SHOWN = 4
 
 
@@ -155,8 +156,8 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         shape = layer.global_scale.shape
         units = torch.stack([unit for unit, _ in scales]).view(shape)
         divisors = [divisor for _, divisor in scales if divisor is not None]
-        codes, block_scales, logical = self._stored(layer, Part((), 0))
-        t = self._wrapped(layer, Part((), 0), codes, block_scales, torch.tensor(1.0), logical)
+        one = torch.ones((), dtype=torch.float32, device="cpu")
+        t = self._wrapped(layer, Part((), 0), *self._stored(layer, ()), one)
         return t, units, torch.stack(divisors).view(shape) if divisors else None
 
     def input_scale(self, name: str) -> Tensor | None:
@@ -178,9 +179,12 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return scale.reshape(()) if scale.numel() == 1 else scale
 
     def _weight(self, layer: Layer, part: Part) -> NVFP4Tensor:
-        codes, scales, shape = self._stored(layer, part)
+        whole_rows = part.rows is None or not _rows_lie_together(layer)
+        index = part.experts if whole_rows else part.index
         unit, divisor = self._global_scale(layer, part)
-        made = self._wrapped(layer, part, codes, scales, unit, shape)
+        made = self._wrapped(layer, part, *self._stored(layer, index), unit)
+        if whole_rows and part.rows is not None:
+            made = made[part.rows]
         if divisor is not None:
             try:
                 made = made.with_divisor(divisor)
@@ -190,23 +194,22 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return made if self.layout is None else made.with_layout(self.layout)
 
     def _wrapped(
-        self, layer: Layer, part: Part, codes: Tensor, scales: Tensor, unit: Tensor, shape: tuple[int, ...]
+        self, layer: Layer, part: Part, codes: Tensor, scales: Tensor, shape: tuple[int, ...], unit: Tensor
     ) -> NVFP4Tensor:
         try:
-            return NVFP4Tensor.from_parts(codes, scales, unit, shape=shape, layout=layer.layout, check_values=True)
+            return NVFP4Tensor.from_parts(
+                codes, scales, unit, shape=shape, layout=layer.layout, check_values=True, align=ALIGN
+            )
         except (TypeError, ValueError) as error:
             raise layer.scales.error(f"{error}{_of(part)}") from error
 
-    def _stored(self, layer: Layer, part: Part) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """Codes and scales as `from_parts` takes them, and the logical shape."""
-        experts = [i for i in part.index if isinstance(i, int)]
-        rows = part.index if not layer.transposed else experts
-        found = [entry.at(rows) for entry in (layer.codes, layer.scales)]
+    def _stored(self, layer: Layer, index: Index) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """Codes and scales of a part as `from_parts` takes them, and its logical shape."""
+        found = [entry.at(index) for entry in (layer.codes, layer.scales)]
         columns = [entry.shape[-1] // 2 if entry.dtype == F4 else entry.shape[-1] for entry in found]
         codes, scales = (e.bytes().view(*e.shape[:-1], n) for e, n in zip(found, columns, strict=True))
-        if layer.transposed:
-            cut = [i for i in part.index if isinstance(i, slice)] or [slice(None)]
-            codes, scales = (t.mT[..., cut[0], :].contiguous() for t in (codes, scales))
+        if layer.transposed and layer.convention != BLOCKSCALE:
+            codes, scales = codes.mT.contiguous(), scales.mT.contiguous()
         if self.first_nibble == HIGH_FIRST and layer.convention != BLOCKSCALE:
             codes = (codes << 4).bitwise_or_(codes >> 4)
         shape = (*codes.shape[:-1], layer.shape[-1])
@@ -228,13 +231,18 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
             raise entry.error(f"{value}{_of(part)}, expected a positive multiplier up to {limit}")
         if layer.divisor is None:
             return stored, None
-        if layer.divisor.dtype != "F32" or layer.divisor.nbytes != 4:
-            raise layer.divisor.error(f"dtype {layer.divisor.dtype}, shape {layer.divisor.shape}, expected one F32")
-        return stored, layer.divisor.tensor().reshape(())
+        if layer.divisor.dtype != "F32" or layer.divisor.shape != entry.shape:
+            found = f"dtype {layer.divisor.dtype}, shape {layer.divisor.shape}"
+            raise layer.divisor.error(f"{found}, expected F32, {entry.shape}")
+        return stored, layer.divisor.tensor().flatten()[part.number].clone()
 
     def _warn_if_implausible(self, layer: Layer, t: NVFP4Tensor) -> None:
-        amax = largest_magnitude(t)
         low, high = USUAL_AMAX
+        scales = t.linear_scales().flatten()
+        amax = largest_magnitude(scales[:_SAMPLE], t.global_scale)
+        if low / 1e3 <= amax <= high * 1e3:
+            return
+        amax = largest_magnitude(scales, t.global_scale)
         if amax and not low / 1e3 <= amax <= high * 1e3:
             warnings.warn(
                 f"{layer.global_scale.file.path}: {layer.global_scale.name}: values reach {amax:.3g}, where weights "
@@ -254,17 +262,19 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         return notes
 
 
-def largest_magnitude(t: NVFP4Tensor) -> float:
-    """What a code of ±6 stands for under the largest block scale: an upper bound of the values."""
-    scales = t.linear_scales().view(torch.uint8)
-    if not scales.numel():
-        return 0.0
-    top = scales.max().view(torch.float8_e4m3fn)
-    return float(e4m3.decode(top.reshape(1))) * e2m1.MAX * float(t.global_scale)
+def _rows_lie_together(layer: Layer) -> bool:
+    """Whether some rows of a matrix are a range of the file."""
+    return layer.layout == LINEAR and (not layer.transposed or layer.convention == BLOCKSCALE)
 
 
-def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Of a file of our own: the name of each weight's codes -> its logical shape and the layout of its scales."""
+def largest_magnitude(scales: Tensor, global_scale: Tensor) -> float:
+    """What a code of ±6 stands for under the largest of some block scales: an upper bound of the values."""
+    return e4m3.value(e4m3.largest_code(scales)) * e2m1.MAX * float(global_scale)
+
+
+def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str, bool]]:
+    """Of a file of our own: the name of each weight's codes -> its logical shape, the layout of its scales, and whether
+    it came transposed."""
     if file.metadata.get("format") != OWN_FORMAT:
         return {}
     if file.metadata.get("version") != OWN_VERSION:
@@ -275,7 +285,8 @@ def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str]]:
         made = {}
         for name, layer in listed.items():
             check_layout(layer["layout"])
-            made[name] = (tuple(int(n) for n in layer["shape"]), layer["layout"])
+            shape = tuple(int(n) for n in layer["shape"])
+            made[name] = shape, layer["layout"], layer.get("transposed") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(file.path, None, f"metadata do not list the layers: {error}") from error
     return made

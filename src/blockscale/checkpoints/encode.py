@@ -46,7 +46,7 @@ class Unit:
 @dataclass(frozen=True)
 class Weight:
     """An NVFP4 weight to be written. `scales` is the shape of its global scales; `load` gives the tensor with any
-    global scale, the multipliers of that shape, and the divisors if there are any."""
+    global scale, the multipliers of that shape, and the divisors if there are any. `transposed` is that of `Layer`."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,6 +54,7 @@ class Weight:
     scales: tuple[int, ...]
     has_divisor: bool
     activations: str
+    transposed: bool
     load: Callable[[], tuple[NVFP4Tensor, Tensor, Tensor | None]]
 
 
@@ -73,9 +74,10 @@ def weight_unit(weight: Weight, convention: str) -> Unit:
     if convention == COMPRESSED_TENSORS and (lead or weight.scales):
         raise ValueError(f"{weight.name}: {convention} stores matrices with one global scale, not {weight.shape}")
     _, scales_role, global_role, _ = ROLES[convention]
+    turn = weight.transposed and convention == MODELOPT
     specs = (
-        Spec(codes_name(stem, convention), "U8", (*lead, rows, k // 2)),
-        Spec(stem + scales_role, "F8_E4M3", (*lead, rows, k // BLOCK)),
+        Spec(codes_name(stem, convention), "U8", _turned((*lead, rows, k // 2), turn)),
+        Spec(stem + scales_role, "F8_E4M3", _turned((*lead, rows, k // BLOCK), turn)),
         Spec(stem + global_role, "F32", weight.scales or ((1,) if convention == COMPRESSED_TENSORS else ())),
     )
 
@@ -84,9 +86,14 @@ def weight_unit(weight: Weight, convention: str) -> Unit:
         stored = multipliers
         if convention == COMPRESSED_TENSORS:
             stored = _reciprocal(multipliers) if divisors is None else divisors
-        return t.codes[..., : k // 2], t.linear_scales()[..., : k // BLOCK], stored
+        codes, scales = t.codes[..., : k // 2], t.linear_scales()[..., : k // BLOCK]
+        return (codes.mT, scales.mT, stored) if turn else (codes, scales, stored)
 
     return Unit(specs, make, module)
+
+
+def _turned(shape: tuple[int, ...], turn: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
 def codes_name(stem: str, convention: str) -> str:
@@ -102,17 +109,18 @@ def _own_unit(weight: Weight, stem: str, module: Mapping[str, str]) -> Unit:
     specs = [
         Spec(codes, "U8", (*lead, rows, BLOCK // 2 * layouts.blocks(k))),
         Spec(scales, "F8_E4M3", (*lead, padded, layouts.blocks(k))),
-        Spec(multiplier, "F32", ()),
+        Spec(multiplier, "F32", weight.scales),
     ]
     if weight.has_divisor:
-        specs.append(Spec(stem + DIVISOR, "F32", ()))
+        specs.append(Spec(stem + DIVISOR, "F32", weight.scales))
 
     def make() -> tuple[Tensor, ...]:
         t, multipliers, divisors = weight.load()
         clean = t.with_layout(LINEAR).with_layout(weight.layout)  # padding rows become zero
         return clean.codes, clean.scales, multipliers, *([] if divisors is None else [divisors])
 
-    return Unit(tuple(specs), make, module, {codes: {"shape": list(weight.shape), "layout": weight.layout}})
+    came = {"transposed": True} if weight.transposed else {}
+    return Unit(tuple(specs), make, module, {codes: {"shape": list(weight.shape), "layout": weight.layout, **came}})
 
 
 def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -> Iterator[Unit]:
@@ -127,9 +135,10 @@ def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -
         if isinstance(value, NVFP4Tensor):
             kind = STATIC if stem_of(name) in static else WEIGHT_ONLY
             has_divisor, load = value.divisor is not None, partial(_look_up_weight, tensors, name)
-            weight = Weight(name, tuple(value.shape), value.layout, (), has_divisor, kind, load)
+            weight = Weight(name, tuple(value.shape), value.layout, (), has_divisor, kind, False, load)
             yield weight_unit(weight, convention)
         elif isinstance(value, Tensor) and value.layout == torch.strided:
+            _check_place(name, convention)
             spec = _spec(name, value)
             unit = Unit((spec,), partial(_look_up, tensors, name), plain_linear=_linear(spec))
             yield _input_unit(unit, name, stems.get(name), convention)
@@ -147,20 +156,18 @@ def _look_up_weight(tensors: Mapping[str, Any], name: str) -> tuple[NVFP4Tensor,
 
 
 def checkpoint_units(checkpoint: Checkpoint, convention: str) -> Iterator[Unit]:
-    """Units of a checkpoint in another convention; of parts for our own format, of whole weights for the others."""
+    """Units of a checkpoint in another convention."""
     stems = {layer.input_scale.name: layer.stem for layer in checkpoint.layers.values() if layer.input_scale}
     for layer in checkpoint.layers.values():
-        if convention == BLOCKSCALE or len(layer.parts) == 1:
-            for part in layer.parts:
-                yield weight_unit(_part(checkpoint, layer, layer.name + part.suffix), convention)
-        else:
-            yield weight_unit(_whole(checkpoint, layer), convention)
+        yield weight_unit(_weight(checkpoint, layer), convention)
     for name, entry in checkpoint.plain.items():
-        role = name.rpartition(".")[2]
-        if convention == COMPRESSED_TENSORS and role in NOT_APPLIED:
-            raise entry.error(f"{COMPRESSED_TENSORS} has no place for it")
-        unit = raw_unit(entry)
-        yield _input_unit(unit, name, stems.get(name), convention)
+        _check_place(name, convention)
+        yield _input_unit(raw_unit(entry), name, stems.get(name), convention)
+
+
+def _check_place(name: str, convention: str) -> None:
+    if convention == COMPRESSED_TENSORS and name.endswith(NOT_APPLIED):
+        raise ValueError(f"{name}: {COMPRESSED_TENSORS} has no place for it")
 
 
 def raw_unit(entry: Entry) -> Unit:
@@ -169,27 +176,28 @@ def raw_unit(entry: Entry) -> Unit:
     return Unit((spec,), lambda: (entry.bytes(),), plain_linear=_linear(spec))
 
 
-def _part(checkpoint: Checkpoint, layer: Layer, name: str) -> Weight:
-    shape = checkpoint.shape(name)
-    layout = checkpoint.layout or layer.layout
+def _weight(checkpoint: Checkpoint, layer: Layer) -> Weight:
+    """A layer, whole, with all its global scales."""
+    alone = len(layer.parts) == 1
+    cut = any(part.rows is not None for part in layer.parts)  # rows under several scales are found in linear order only
+    layout = LINEAR if cut else checkpoint.layout or layer.layout
 
     def load() -> tuple[NVFP4Tensor, Tensor, Tensor | None]:
-        t = checkpoint.weight(name)
+        if not alone:
+            return checkpoint.whole(layer.name)
+        t = checkpoint.weight(layer.name)
         return t, t.global_scale, t.divisor
 
-    has_divisor = layer.convention == COMPRESSED_TENSORS or layer.divisor is not None
-    return Weight(name, shape, layout, (), has_divisor, layer.activations, load)
-
-
-def _whole(checkpoint: Checkpoint, layer: Layer) -> Weight:
-    """All parts of a weight, with all their global scales."""
-    has_divisor = layer.convention == COMPRESSED_TENSORS
-
-    def load() -> tuple[NVFP4Tensor, Tensor, Tensor | None]:
-        return checkpoint.whole(layer.name)
-
-    scales = layer.global_scale.shape
-    return Weight(layer.name, layer.shape, LINEAR, scales, has_divisor, layer.activations, load)
+    return Weight(
+        name=layer.name,
+        shape=layer.shape,
+        layout=layout,
+        scales=() if alone else layer.global_scale.shape,
+        has_divisor=layer.convention == COMPRESSED_TENSORS or layer.divisor is not None,
+        activations=layer.activations,
+        transposed=layer.transposed,
+        load=load,
+    )
 
 
 def _input_unit(unit: Unit, name: str, stem: str | None, convention: str) -> Unit:

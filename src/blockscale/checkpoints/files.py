@@ -46,8 +46,9 @@ DTYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
+_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 F4 = "F4"  # two elements a byte; the shape in the header counts elements, torch's counts bytes
-_ALIGN = 16  # what NVFP4Tensor asks of codes and scales
+ALIGN = 2  # bytes: what the CPU asks of codes and scales
 _MAP_FROM = 1 << 20  # bytes; a process may have some 65 000 mappings, so small tensors are read
 
 
@@ -77,8 +78,8 @@ class Entry:
         return entry
 
     def bytes(self) -> Tensor:
-        """uint8 (nbytes,), aligned to 16 bytes."""
-        if self.nbytes < _MAP_FROM or self.start % _ALIGN:
+        """uint8 (nbytes,), aligned as in the file, at least to ALIGN and to the dtype; memory of its own."""
+        if self.nbytes < _MAP_FROM or self.start % max(ALIGN, _BYTES.get(self.dtype, 1)):
             return self._read()
         mapped = _map(self.file.stream.fileno(), self.start, self.nbytes) if self.file.holds(self) else None
         return self._read() if mapped is None else mapped
@@ -98,7 +99,7 @@ class Entry:
         return self.bytes().view(DTYPES[self.dtype]).view(shape)
 
     def _read(self) -> Tensor:
-        out = torch.empty(self.nbytes, dtype=torch.uint8)
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         if self.file.read_into(out.numpy().data, self.start) < self.nbytes:
             raise self.error("the file has become shorter since it was opened")
         return out

@@ -34,10 +34,11 @@ _NOT_NVFP4 = {  # roles that would change the values
     "weight_zero_point": "NVFP4 has no zero points",
     "weight_g_idx": "columns in another order are not supported",
 }
-NOT_APPLIED = {
+_NOT_APPLIED = {
     "pre_quant_scale": "activations must be multiplied by it first; gemm does not do so",
     "svdquant_lora_a": "a low-rank product must be added to the result; gemm does not do so",
 }
+NOT_APPLIED = tuple(_NOT_APPLIED)
 
 Index = tuple[int | slice, ...]
 
@@ -48,6 +49,16 @@ class Part:
 
     index: Index
     number: int
+
+    @property
+    def experts(self) -> Index:
+        """The part of the index that chooses matrices."""
+        return tuple(i for i in self.index if not isinstance(i, slice))
+
+    @property
+    def rows(self) -> slice | None:
+        """The rows of the one matrix that is left, if they are not all of them."""
+        return next((i for i in self.index if isinstance(i, slice)), None)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of this part of a weight of shape `whole`."""
@@ -71,7 +82,8 @@ class Layer:
         codes, scales, global_scale, input_scale, divisor: where they lie; the last two may be missing.
         shape: logical, (N, K) or (E, N, K).
         layout: of the block scales.
-        transposed: codes are (E, K/2, N) and scales (E, K/16, N).
+        transposed: a stack with codes (E, K/2, N) and scales (E, K/16, N), as ModelOpt writes some models' experts. Our
+            own files have them upright, and remember that they came so.
         parts: one for every global scale.
         activations: STATIC (an input scale is stored), DYNAMIC or WEIGHT_ONLY.
     """
@@ -124,7 +136,7 @@ class Finder:
     entries: Mapping[str, Entry]
     config: QuantConfig
     model: Mapping[str, Any]
-    shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    shapes: Mapping[str, tuple[tuple[int, ...], str, bool]]
     scale_layout: str
 
     def find(self) -> tuple[list[Layer], list[Problem]]:
@@ -230,7 +242,7 @@ class Finder:
         if convention == BLOCKSCALE:
             if codes.name not in self.shapes:
                 raise _Refused(codes, "the file's metadata do not give its logical shape")
-            return *self.shapes[codes.name], False
+            return self.shapes[codes.name]
         if len(codes.shape) not in (2, 3):
             raise _Refused(codes, f"shape {codes.shape}, expected (N, K/2) or (E, N, K/2)")
         *lead, rows, last = codes.shape
@@ -307,7 +319,7 @@ class Finder:
             yield note(f"NVFP4, though the configuration says {scheme.algorithm}")
         if scheme is not None and scheme.activations == STATIC and layer.input_scale is None:
             yield note("no input scale, though the configuration says static; activations need a dynamic one")
-        for role, why in NOT_APPLIED.items():
+        for role, why in _NOT_APPLIED.items():
             if layer.stem + role in self.entries:
                 yield note(f"{role}: {why}")
 
@@ -323,8 +335,10 @@ def _name(stem: str) -> str:
 
 
 def looks_linear(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear layer in floating point, as far as a file can tell."""
+    """Whether a tensor is the weight of a linear layer, or of a stack of experts, in floating point, as far as a file
+    can tell."""
     module, _, role = name.rpartition(".")
     last = module.rpartition(".")[2]
     embeds = "emb" in last or last in ("wte", "wpe", "shared")
-    return role == "weight" and len(shape) == 2 and dtype in ("BF16", "F16", "F32") and not embeds
+    linear = (role == "weight" and len(shape) == 2) or (role != "weight" and len(shape) == 3 and "expert" in module)
+    return linear and dtype in ("BF16", "F16", "F32") and not embeds

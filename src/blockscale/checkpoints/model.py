@@ -99,6 +99,8 @@ def quantize_checkpoint(
 
 
 def _obstacle(entry: Entry, to: str) -> str | None:
+    if len(entry.shape) != 2:
+        return "a stack"
     k = entry.shape[1]
     if k < 1 or (to != BLOCKSCALE and k % BLOCK):
         return f"K = {k} is not a multiple of {BLOCK}"
@@ -116,17 +118,16 @@ class _Work:
 
     def unit(self, entry: Entry) -> Unit:
         layout = ATOMS if self.to == BLOCKSCALE else LINEAR
-        return weight_unit(
-            Weight(entry.name, entry.shape, layout, (), False, WEIGHT_ONLY, partial(self.quantised, entry)), self.to
-        )
+        load = partial(self.quantised, entry)
+        return weight_unit(Weight(entry.name, entry.shape, layout, (), False, WEIGHT_ONLY, False, load), self.to)
 
     def quantised(self, entry: Entry) -> tuple[NVFP4Tensor, Tensor, None]:
         weight = entry.tensor()
         amax = max(finite_amax(member) for member in self._fused_with(entry))
-        unit = torch.tensor(1.0)
+        unit = torch.tensor(1.0, dtype=torch.float32, device="cpu")
         if amax:
             with threads.exact_arithmetic():
-                unit = (torch.tensor(amax) / METHODS[self.method].divisor).clamp(min=SMALLEST_GLOBAL_SCALE)
+                unit = (unit * amax / METHODS[self.method].divisor).clamp(min=SMALLEST_GLOBAL_SCALE)
         t = quantize(weight, method=self.method, global_scale=unit, layout=LINEAR)
         self.snr[entry.name] = snr_db(weight, t)
         return t, t.global_scale, None

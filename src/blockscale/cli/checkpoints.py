@@ -2,8 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +27,16 @@ ShardGB = Annotated[float, typer.Option(min=1e-6, help="Start a new file beyond 
 
 def steps(description: str) -> Callable[[int], AbstractContextManager[Callable[[], None]]]:
     return lambda total: progress(description, total)
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """Warnings as lines on standard error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        typer.echo(f"blockscale: note: {warning.message}", err=True)
 
 
 def inspect(
@@ -58,7 +69,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Rewrite a checkpoint in another convention; codes and block scales stay as they are."""
-    with refusals(as_json):
+    with refusals(as_json), notes():
         checkpoint = load_checkpoint(source, scale_layout=scale_layout, first_nibble=first_nibble)
         bar = steps(f"writing {target.name}")
         save_checkpoint(checkpoint, target, to=to, shard_bytes=int(shard_gb * 1e9), progress=bar)
@@ -103,7 +114,7 @@ def quantize(
 def show_inspection(found: Inspection) -> None:
     console = output()
     configured = f"configured by {found.configured}" if found.configured else "no quantisation configuration"
-    table = plain_table(f"{found.path}: {found.files} files, {configured}")
+    table = plain_table(f"{found.path}: {found.files} file{'s' * (found.files > 1)}, {configured}")
     for heading in ("layer", "shape", "format", "block scales", "global scale", "activations"):
         table.add_column(heading, overflow="fold")
     for layer in found.layers:
