@@ -131,7 +131,8 @@ def run(function: Any, a: Operand, b: Operand, call: Call = Call(), out_dtype: s
     memory = [*a.memory(), *b.memory(), out, units]
     at = [array.ctypes.data for array in memory]
     schedule, seed = call.schedule
-    with installed(ptxemu.Device("sm_100a", schedule=schedule, seed=seed), memory) as emulator:
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks="strict")  # a finding is an error
+    with installed(device, memory) as emulator:
         emulator.call(
             function, at[0], at[2], at[1], at[3], at[4] + start, at[5], at[5] + 4, at[5] + 8, call.factor,
             a.rows, b.rows, a.codes.shape[2], ld, batch, len(a.codes), len(b.codes), call.ctas, 0,
