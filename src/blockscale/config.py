@@ -25,6 +25,9 @@ class Config:
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
+
+    Raises:
+        TypeError: a field of another type. Whether a kernel can be built is for `supports` to say.
     """
 
     tile: tuple[int, int] = (TILE_M, 128)
@@ -33,6 +36,19 @@ class Config:
     raster: str = "m"
     ctas: int | None = None
     persist_mb: int = 0
+
+    def __post_init__(self) -> None:
+        def is_integer(x: Any) -> bool:
+            return isinstance(x, int) and not isinstance(x, bool)
+
+        for name in ("stages", "accumulators", "ctas", "persist_mb"):
+            value = getattr(self, name)
+            if not (is_integer(value) or (value is None and name in ("stages", "ctas"))):
+                raise TypeError(f"{name}: {value!r}, expected an integer")
+        if not (isinstance(self.tile, tuple) and len(self.tile) == 2 and all(map(is_integer, self.tile))):
+            raise TypeError(f"tile: {self.tile!r}, expected a tuple of two integers")
+        if not isinstance(self.raster, str):
+            raise TypeError(f"raster: {self.raster!r}, expected a string")
 
     def code(self) -> dict[str, Any]:
         """The fields that decide a kernel's code."""
@@ -78,10 +94,6 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 
 def _unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem."""
-    for field in fields(config):
-        reason = _wrong_type(field.name, getattr(config, field.name))
-        if reason:
-            return reason
     rows, columns = config.tile
     if rows != TILE_M:
         return Reason("config.tile", f"{config.tile}, expected {TILE_M} rows")
@@ -101,21 +113,6 @@ def _unbuildable(config: Config, target: Target) -> Reason | None:
         takes = f"{geometry.smem_bytes:,} bytes of shared memory, more than the {target.smem:,} of {target.arch}"
         return Reason("config.stages", takes)
     return None
-
-
-def _wrong_type(name: str, value: Any) -> Reason | None:
-    def is_integer(x: Any) -> bool:
-        return isinstance(x, int) and not isinstance(x, bool)
-
-    if name == "tile":
-        right, expected = isinstance(value, tuple) and len(value) == 2 and all(map(is_integer, value)), "two integers"
-    elif name == "raster":
-        right, expected = isinstance(value, str), "a string"
-    elif name in ("stages", "ctas"):
-        right, expected = value is None or is_integer(value), "None or an integer"
-    else:
-        right, expected = is_integer(value), "an integer"
-    return None if right else Reason(f"config.{name}", f"{value!r}, expected {expected}")
 
 
 def _unfit(problem: Problem, config: Config) -> Reason | None:
