@@ -21,6 +21,8 @@ from ptxemu.machine.queue import SCHEDULES, Queue
 from ptxemu.report import Report
 from ptxemu.text import Module, parse
 from ptxemu.text.module import Symbol, Variable
+from ptxemu.watch.counters import Counters
+from ptxemu.watch.findings import Findings
 
 __all__ = ["TARGETS", "Device", "FindingError"]
 
@@ -166,6 +168,8 @@ class Device:
                 sms=self.sms,
                 seed=self.seed,
                 variables=loaded.globals,
+                counters=Counters(program.ptx_line, (arguments.region.base, arguments.region.end)),
+                findings=Findings(program),
                 prerequisite=before.begin(self.memory, queue) if before and pdl else None,
             )
             report = self._run(running)

@@ -113,6 +113,13 @@ def _submit_store(w: Warp, m: int, what: str, read: Callable[[], Bytes], write: 
     _groups(w).open.append(Store(m, first, second))
 
 
+def _count(w: Warp, what: str, in_global: int, in_shared: int) -> None:
+    """Counts the bytes at both ends of a copy: a multicast is read once and written in every CTA."""
+    moved = w.grid.counters.moved
+    moved[f"{what}, global memory"] += in_global
+    moved[f"{what}, shared memory"] += in_shared
+
+
 def void(_: object) -> None:
     """Drops a value."""
 
@@ -239,6 +246,7 @@ def tensor_load(
         _own(w, to, "cp.async.bulk.tensor to shared::cta")
     tma.check_shared(tensor, to)
     destinations = multicast_addresses(w, to, mask)
+    _count(w, "TMA load", tma.inside_bytes(tensor, at), tensor.box_bytes * len(destinations))
     box: list[Bytes] = []  # read once, by the copy that lands first
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, pair), strict=True):
         land = functools.partial(_land, w, tensor, at, box, address, barrier)
@@ -285,6 +293,7 @@ def _tensor_out(
     tensor, to = _tensor(w, map, coords, dim, store=True)
     source = _own(w, _shared(w, at, "cp.async.bulk.tensor"), "cp.async.bulk.tensor from shared::cta")
     tma.check_shared(tensor, source)
+    _count(w, "TMA store", tma.inside_bytes(tensor, to), tensor.box_bytes)
 
     def read() -> Bytes:
         return tma.collect(tensor, w.shared.view(source, tensor.box_bytes, proxy="async", actor=w), source)
@@ -331,6 +340,7 @@ def bulk_load(
     if dst == "shared::cta":
         _own(w, to, "cp.async.bulk to shared::cta")
     destinations = multicast_addresses(w, to, mask)
+    _count(w, "TMA load", size, size * len(destinations))
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, False), strict=True):
 
         def move(address: int = address, barrier: Mbarrier = barrier) -> None:
@@ -365,6 +375,7 @@ def _between_ctas(
     to, source = _shared(w, to, what), _own(w, _shared(w, at, what), what)
     _check_size(source, size, what)
     (barrier,) = _barriers(w, [to], bar, False, False)
+    w.grid.counters.moved["bulk copy in the cluster"] += size
     held: list[Bytes] = []
 
     def read() -> None:
@@ -411,6 +422,7 @@ def _to_global(
 ) -> None:
     source = _own(w, _shared(w, at, what), what)
     _check_size(to, size, what)
+    _count(w, "TMA store", size, size)
 
     def read() -> Bytes:
         return np.array(w.shared.view(source, size, proxy="async", actor=w))

@@ -134,6 +134,8 @@ def _copy(w: Warp, m: int, dst: Value, src: Value, size: int, source_size: Value
         if count > size:
             raise MemoryFault(f"cp.async of {size} bytes with a source size of {count}")
 
+    w.grid.counters.moved["cp.async"] += sum(group.bit_count() * count for group, _, _, count in wanted)
+
     def move() -> None:
         for _, to, origin, count in wanted:
             target = w.shared.view(to, size, write=True, actor=w)

@@ -19,6 +19,7 @@ from ptxemu.isa.batches import batch, pure_runs, run_batch
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.move import mov
+from ptxemu.isa.names import short
 from ptxemu.isa.operands import registers_in
 from ptxemu.isa.special import special
 from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed, scalar_text, widen
@@ -404,7 +405,7 @@ class _Generator:
 def _block(p: Plan) -> Block:
     """A block without its function."""
     lines = [found.instruction.line for found in p.body]
-    opcodes = [found.instruction.opcode.partition(".")[0] for found in p.body]
+    opcodes = [short(found.instruction.opcode) for found in p.body]
     if p.jump is not None:
         lines.append(p.jump.line)
         opcodes += ["bra"] if p.jump.kind != "exit" else []

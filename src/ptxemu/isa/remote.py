@@ -38,7 +38,8 @@ def st_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | None
     address = w.space(ss or "", a, m)[1]
 
     def store() -> None:
-        w.shared.store(address, values, width, m, w)
+        with w.shared.uncounted():  # no wavefronts of this warp
+            w.shared.store(address, values, width, m, w)
 
     _submit(w, m, a, mbar, ss, width * len(values), store, "st.async")
 
@@ -58,7 +59,8 @@ def red_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | Non
         def change(lane: int, old: int) -> int:
             return combine(op, type, old, w.lane(b, lane)) & (1 << 8 * width) - 1
 
-        w.shared.update(address, width, m, change, w)
+        with w.shared.uncounted():
+            w.shared.update(address, width, m, change, w)
 
     _submit(w, m, a, mbar, ss, width, reduce, "red.async")
 
@@ -72,6 +74,8 @@ def _submit(
         if w.space(ss or "", to, 1 << first(group))[1] >> RANK_SHIFT != (signal & 0xFFFFFFFF) >> RANK_SHIFT:
             raise MemoryFault(f"{what} to {to:#x} with the mbarrier at {signal:#x} of another CTA")
         signals.append((barrier, nbytes * group.bit_count()))
+
+    w.grid.counters.moved["remote store"] += sum(count for _, count in signals)
 
     def finish() -> None:
         move()

@@ -145,9 +145,15 @@ def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool) -> Word
     return w.cta.tmem.block(at, part.lanes, part.columns, write=write, actor=w)
 
 
+def _nbytes(part: Fragment, packed: bool) -> int:
+    """Bytes of tensor memory: a packed register is the halves of two words."""
+    return 4 * LANES * part.registers * (2 if packed else 1)
+
+
 def _load(w: Warp, m: int, address: Value, part: Fragment, packed: bool) -> Words:
     """(registers, 32)."""
     block = _block(w, m, address, part, write=False)
+    w.grid.counters.moved["tensor memory, tcgen05.ld"] += _nbytes(part, packed)
     if not packed:
         return part.load(block)
     low, high = part.load(block), part.load(block[:, 1:])
@@ -191,6 +197,7 @@ def _store(w: Warp, m: int, address: Value, values: Any, part: Fragment, packed:
         table[row] = value
     at = _uniform(address, m, "the address")
     _block(w, m, at, part, write=False)
+    w.grid.counters.moved["tensor memory, tcgen05.st"] += _nbytes(part, packed)
 
     def write() -> None:
         block = _block(w, m, at, part, write=True)
@@ -263,7 +270,9 @@ def copy(w: Warp, m: int, address: int, matrix: int, *, group: str, shape: str, 
     if multicast not in allowed:
         raise InvalidDescriptor(f"tcgen05.cp.{shape} with multicast {multicast}: allowed are {allowed}")
     SharedMatrix.decode(matrix)
-    action = functools.partial(tc.copy, shape, multicast or "", _units(w, group), address, matrix)
+    units = _units(w, group)
+    w.grid.counters.moved["tensor memory, tcgen05.cp"] += tc.copied_bytes(shape) * len(units)
+    action = functools.partial(tc.copy, shape, multicast or "", units, address, matrix)
     _issue(w, m, action, f"tcgen05.cp.{shape}")
 
 
@@ -281,6 +290,7 @@ def _mma(w: Warp, m: int, kind: str, group: str, idesc: int, op: tc.Mma) -> None
     if not op.a_in_tmem:
         SharedMatrix.decode(op.a)
     SharedMatrix.decode(op.b)
+    w.grid.counters.mma(kind, found.m, found.n, found.k, op.accumulate)
     _issue(w, m, functools.partial(tc.multiply, found, units, op), f"tcgen05.mma.{kind}")
 
 

@@ -77,6 +77,7 @@ class Cluster:
         ]
         self.shared = SharedWindow([cta.region for cta in self.ctas])
         self.shared.watch = grid.watch
+        self.shared.tally = grid.counters.shared
         self.live = len(self.ctas)
         for cta in self.ctas:
             cta.start()

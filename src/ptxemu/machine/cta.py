@@ -105,8 +105,7 @@ class Cta(Signal):
         if not self.live_warps:
             if self.tmem.allocations:
                 held = ", ".join(f"{size} columns at {at:#x}" for at, size in self.tmem.allocations.items())
-                self.cluster.grid.found(
-                    "tensor-memory leak", f"CTA {self.index} ended without freeing {held}", warp.name
-                )
+                message = f"CTA {self.index} ended without freeing {held}"
+                self.cluster.grid.findings.add("tensor-memory leak", message, warp=warp)
             self.cluster.cta_ended(self)
         self.changed()

@@ -16,9 +16,13 @@ from ptxemu.machine.queue import Operation, Queue
 from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from ptxemu.machine.memory import GlobalMemory, Region, Watch
+    from ptxemu.machine.memory import GlobalMemory, Region
     from ptxemu.machine.program import Program
+    from ptxemu.machine.span import Span
     from ptxemu.machine.warp import Group
+    from ptxemu.watch.counters import Counters
+    from ptxemu.watch.findings import Findings
+    from ptxemu.watch.watcher import Watcher
 
 __all__ = ["Grid", "Shape"]
 
@@ -49,8 +53,10 @@ class Grid:
         sms: int,
         seed: int,
         variables: dict[str, Region],
+        counters: Counters,
+        findings: Findings,
         prerequisite: Operation | None = None,
-        watch: Watch | None = None,
+        watch: Watcher | None = None,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -65,15 +71,17 @@ class Grid:
         self.dynamic_bytes = dynamic_bytes
         self.sms = sms
         self.watch = watch
+        self.counters = counters
         self.prerequisite = prerequisite  # the grid before, if this one started early
         self.release = Release(memory, shape[0] * shape[1] * shape[2])
         self.free_sms = sms
         self.effects = 0
         self.running: list[Cluster] = []
-        self.findings: list[tuple[str, str, str]] = []  # kind, message, warp
-        self.counts = [0] * len(program.blocks)  # how often each block ran, of the warps that have ended
+        self.findings = findings
+        self.counts: dict[int, list[int]] = {}  # how often each block ran, by the index of a warp that ended in its CTA
         self.ended = self.ended_ctas = self.ended_warps = 0
-        self.waits: list[tuple[str, int, int, int]] = []  # warp, PTX line, turns of its beginning and end
+        self.waits: list[Span] = []
+        self.lives: list[Span] = []  # of the warps that have ended
         self.random = random.Random(f"grid {seed}")
         self.scheduler = Scheduler(queue, seed, self.progress, self.parked)
         self.pending = self._places(cluster, fallback)
@@ -128,7 +136,9 @@ class Grid:
             self.release.without(cta)
             self.ended_warps += len(cta.warps)
             for warp in cta.warps:
-                self.counts = [a + b for a, b in zip(self.counts, warp.counts, strict=True)]
+                before = self.counts.get(warp.index)
+                both = warp.counts if before is None else [a + b for a, b in zip(before, warp.counts, strict=True)]
+                self.counts[warp.index] = both
         self.start()
 
     def progress(self) -> int:
@@ -141,9 +151,9 @@ class Grid:
         warps = (warp for cluster in self.running for cta in cluster.ctas for warp in cta.warps)
         return [g for warp in warps for g in warp.groups if g.wait is not None and g.wait.may_expire]
 
-    def found(self, kind: str, message: str, warp: str) -> None:
-        """Something is wrong, though the grid can go on."""
-        self.findings.append((kind, message, warp))
+    def now(self) -> int:
+        """For traces: turns of the scheduler and completions of asynchronous operations so far."""
+        return self.scheduler.turns + self.queue.completed
 
     def clock(self) -> int:
         """A count that grows while warps run, and leaps when none gets on.  It is no time of a device."""
@@ -155,7 +165,8 @@ class Grid:
         Raises Deadlock when it has none; an error of an instruction is raised with its line and warp added.
         """
         self.queue.locate = self.program.ptx_line
-        self.queue.now = lambda: self.scheduler.turns
+        self.queue.now = self.now
+        self.memory.tally = self.counters.global_
         try:
             with _without_collector():
                 self.start()
@@ -167,6 +178,7 @@ class Grid:
             where = self._where(error.__traceback__)
             raise Error(f"{type(error).__name__}: {error}" + (f"\n  at {where}" if where else "")) from error
         finally:
+            self.memory.tally = None
             if self.prerequisite is not None and not self.prerequisite.done:
                 self.prerequisite.action()  # an error here leaves the grid before as it was
         if self.running:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "Region",
     "SharedWindow",
     "Space",
+    "Tally",
     "Watch",
 ]
 
@@ -47,6 +49,12 @@ class Watch(Protocol):
     def access(
         self, space: Space, address: Any, nbytes: int, mask: int | None, write: bool, proxy: str, actor: object
     ) -> None: ...
+
+
+class Tally(Protocol):
+    """Counts the accesses of warps; kind: "load", "store" or "atomic"."""
+
+    def __call__(self, address: Any, nbytes: int, mask: int, kind: str) -> None: ...
 
 
 class Region:
@@ -85,6 +93,7 @@ class Space:
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
+        self.tally: Tally | None = None
         self.writes = 0  # how the scheduler tells a spinning warp from one that makes progress
 
     def find(self, low: int, high: int) -> Region:
@@ -111,6 +120,8 @@ class Space:
         nbytes = width * count
         if self.watch is not None:
             self.watch.access(self, address, nbytes, mask, False, "generic", actor)
+        if self.tally is not None:
+            self.tally(address, nbytes, mask, "load")
         if type(address) is int:
             return self._load_one(address, width, count)
         if mask != FULL:
@@ -131,6 +142,8 @@ class Space:
         self.writes += 1
         if self.watch is not None:
             self.watch.access(self, address, nbytes, mask, True, "generic", actor)
+        if self.tally is not None:
+            self.tally(address, nbytes, mask, "store")
         if type(address) is int:
             return self._store_one(address, values, width, mask.bit_length() - 1)
         if mask != FULL:
@@ -174,11 +187,23 @@ class Space:
     ) -> list[int]:
         """An atomic on one word a lane, lane by lane: stores `change(lane, old)`.  Returns the 32 old values."""
         old = [0] * LANES
-        for lane in lanes(mask):
-            at = address if type(address) is int else int(address[lane])
-            old[lane] = self.load(at, width, 1, 1 << lane, actor)[0]
-            self.store(at, [change(lane, old[lane])], width, 1 << lane, actor)
+        if self.tally is not None:
+            self.tally(address, width, mask, "atomic")
+        with self.uncounted():
+            for lane in lanes(mask):
+                at = address if type(address) is int else int(address[lane])
+                old[lane] = self.load(at, width, 1, 1 << lane, actor)[0]
+                self.store(at, [change(lane, old[lane])], width, 1 << lane, actor)
         return old
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Accesses in it are not tallied."""
+        tally, self.tally = self.tally, None
+        try:
+            yield
+        finally:
+            self.tally = tally
 
     def _places(self, address: NDArray[Any], nbytes: int) -> tuple[Region, NDArray[np.intp] | None]:
         """The region of the first lane, and the place of each lane's access in its items; None: go lane by lane."""

@@ -19,7 +19,7 @@ class Block:
     or None when the warp has to look again (it split, waits or ended).
 
     live: indices of the registers that are read in it or after it before they are written.
-    lines: the PTX lines of its instructions.
+    lines: the PTX lines of its instructions, opcodes: their short names.
     """
 
     index: int

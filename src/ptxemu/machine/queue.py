@@ -7,9 +7,14 @@ import random
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ptxemu.errors import Error, LaunchError
 from ptxemu.machine.signal import Signal, Wait
+from ptxemu.machine.span import Span
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
 
 __all__ = ["SCHEDULES", "Operation", "Queue"]
 
@@ -17,16 +22,29 @@ SCHEDULES = ("eager", "lazy", "fifo", "random")
 
 
 class Operation:
-    """One asynchronous operation: `action` is what its completion does to the machine."""
+    """One asynchronous operation: `action` is what its completion does to the machine, `warp` who issued it."""
 
-    __slots__ = ("action", "blockers", "done", "followers", "issued", "line", "serial", "signal", "what")
+    __slots__ = (
+        "action",
+        "blockers",
+        "done",
+        "followers",
+        "freed",
+        "issued",
+        "line",
+        "serial",
+        "signal",
+        "warp",
+        "what",
+    )
 
-    def __init__(self, action: Callable[[], None], what: str, serial: int, line: int) -> None:
+    def __init__(self, action: Callable[[], None], what: str, serial: int, line: int, warp: Warp | None) -> None:
         self.action = action
         self.what = what
         self.serial = serial
         self.line = line
-        self.issued = 0
+        self.warp = warp
+        self.issued = self.freed = 0  # when it was issued, and when nothing held it back any more
         self.done = False
         self.blockers = 0
         self.followers: list[Operation] = []
@@ -54,8 +72,9 @@ class Queue:
         self.streams: dict[Hashable, Operation] = {}  # the last operation of each ordered stream
         self.serial = 0
         self.completed = 0
-        self.now: Callable[[], int] = lambda: 0  # the scheduler's turn
-        self.log: list[tuple[str, int, int, int]] = []  # what, PTX line, turns of issue and completion
+        self.issuer: Warp | None = None  # the warp that runs
+        self.now: Callable[[], int] = lambda: 0  # the grid's
+        self.log: list[Span] = []  # of what is complete
         self.locate: Callable[[FrameType | None], int] = lambda frame: 0  # the PTX line that a frame is at
 
     def submit(
@@ -72,9 +91,9 @@ class Queue:
         stream: operations of one stream complete in the order of issue; None is unordered.
         after: operations that have to complete first.
         """
-        operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)))
+        operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)), self.issuer)
         self.serial += 1
-        operation.issued = self.now()
+        operation.issued = operation.freed = self.now()
         before = [op for op in after if not op.done]
         if stream is not None:
             last = self.streams.get(stream)
@@ -135,12 +154,17 @@ class Queue:
         except Error as error:
             raise type(error)(f"{error}\n  in {operation.what} of line {operation.line}") from error
         operation.done = True
-        self.log.append((operation.what, operation.line, operation.issued, self.now()))
         self.completed += 1
+        now = self.now()
+        if operation.warp is not None:
+            cta, index = operation.warp.cta.index, operation.warp.index
+            times = operation.freed, now, operation.issued
+            self.log.append(Span(cta, index, operation.what, operation.line, *times))
         for follower in operation.followers:
             follower.blockers -= 1
             if not follower.blockers:
                 self.held -= 1
+                follower.freed = now
                 bisect.insort(self.free, follower, key=lambda op: op.serial)
         operation.followers = []
         operation.signal.changed()

@@ -297,6 +297,11 @@ def _b_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> list[t
 COPY_SHAPES = {"128x256b": (128, 2), "128x128b": (128, 1), "64x128b": (64, 1), "32x128b": (32, 1)}
 
 
+def copied_bytes(shape: str) -> int:
+    """Bytes of one CTA's tensor memory that a tcgen05.cp writes, replicas included."""
+    return tmem.LANES * COPY_SHAPES[shape][1] * 16
+
+
 def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, descriptor: int) -> None:
     """tcgen05.cp: rows from each CTA's shared memory to its own tensor memory.
 

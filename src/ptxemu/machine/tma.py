@@ -77,6 +77,11 @@ def _clip(m: TensorMap, coords: Sequence[int]) -> tuple[tuple[slice, ...], tuple
     return tuple(reversed(inside)), tuple(reversed(shape)), tuple(reversed(strides)), start
 
 
+def inside_bytes(m: TensorMap, coords: Sequence[int]) -> int:
+    """Bytes of global memory that a box at `coords` touches: without what lies outside the tensor."""
+    return int(np.prod(_clip(m, coords)[1]))
+
+
 def check_coordinates(m: TensorMap, coords: Sequence[int], store: bool) -> None:
     """Raise what a copy's coordinates may not be.
 

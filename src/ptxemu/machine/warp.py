@@ -11,6 +11,7 @@ from ptxemu.errors import MemoryFault
 from ptxemu.machine.lanes import FULL, first, lanes, merge
 from ptxemu.machine.memory import SHARED_WINDOW, LocalMemory, Space
 from ptxemu.machine.signal import Wait
+from ptxemu.machine.span import Span
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -41,14 +42,15 @@ class Group:
         self.steps: Generator[Wait, None, Any] | None = None
         self.finish: Callable[[Warp, Registers, int, Any], Block | None] | None = None
         self.needs = 0
-        self.since = 0  # the turn in which the wait began
+        self.since = 0  # when the wait began
 
     def release(self) -> None:
         """Its wait is over."""
         self.wait = None
         grid = self.warp.grid
-        grid.waits.append((self.warp.name, self.block.lines[0], self.since, grid.scheduler.turns))
-        self.warp.wake()
+        warp, line = self.warp, self.block.lines[0]
+        grid.waits.append(Span(warp.cta.index, warp.index, "", line, self.since, grid.now(), self.since))
+        warp.wake()
 
     def expire(self) -> None:
         """Its wait ends before what it waits for has come."""
@@ -83,6 +85,7 @@ class Warp:
         self.groups = [self.group]
         self.queued = False
         self.rotate = False
+        self.started = self.grid.now()
 
     # What instructions use.
 
@@ -133,6 +136,9 @@ class Warp:
         """The lanes end."""
         self.alive &= ~mask
         self.groups.remove(self.group)
+        if not self.alive:
+            started = self.started
+            self.grid.lives.append(Span(self.cta.index, self.index, "", 0, started, self.grid.now(), started))
         self.cta.lanes_ended(self, mask)
 
     def exit_some(self, ending: int, here: Block) -> None:
@@ -191,7 +197,7 @@ class Warp:
             finish, group.steps, group.finish = group.finish, None, None
             return finish(self, group.registers, group.mask, end.value)
         group.wait = wait
-        group.since = self.grid.scheduler.turns
+        group.since = self.grid.now()
         wait.signal.waiting.append(group)
         return None
 
