@@ -94,7 +94,8 @@ def alloc(w: Warp, m: int, to: Value, columns: Value, *, group: str, space: str 
     target, at = w.space(space or "", _uniform(to, m, "the destination"), m)
     if target is not w.shared or at >> RANK_SHIFT != w.cta.rank:
         raise MemoryFault(f"tcgen05.alloc writes to the CTA's own shared memory, not to {at:#x}")
-    target.store(at, [address], 4, m, w)
+    with target.uncounted():  # the allocator writes, not the warp
+        target.store(at, [address], 4, m, w)
 
 
 @warp("tcgen05.dealloc.group.sync.aligned.b32 address, columns", {"address": "u32", "columns": "u32"}, group=GROUP)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Table", "show", "tables"]
 
 _MOST = 12  # lines of the tables of instructions
+_LONGEST = 60  # letters of a kernel's name, which compilers make long
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ def show(report: Report, file: IO[str] | None) -> None:
     from rich.table import Table as RichTable
 
     console = Console(file=file, highlight=False)
-    console.print(_head(report), style="bold", markup=False)
+    console.print(_head(report), style="bold", markup=False, soft_wrap=True)
     for finding in report.findings:
-        console.print(str(finding), style="red", markup=False)
+        console.print(str(finding), style="red", markup=False, soft_wrap=True)
     for table in tables(report):
         drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
         for place, column in enumerate(table.columns):
@@ -117,8 +118,9 @@ def plain(report: Report) -> str:
 def _head(report: Report) -> str:
     counters = report.counters
     found = f"{len(report.findings)} findings" if len(report.findings) != 1 else "1 finding"
+    name = report.kernel if len(report.kernel) <= _LONGEST else f"{report.kernel[:_LONGEST]}..."
     return (
-        f"{report.kernel}: {found}; {counters.get('warp_instructions', 0):,} warp instructions of "
+        f"{name}: {found}; {counters.get('warp_instructions', 0):,} warp instructions of "
         f"{counters.get('warps', 0):,} warps in {counters.get('ctas', 0):,} CTAs, "
         f"{counters.get('asynchronous_operations', 0):,} asynchronous operations, {counters.get('seconds', 0):.2f} s"
     )
