@@ -80,6 +80,7 @@ class Device:
     target: "sm_100a".  schedule: when asynchronous operations complete: "eager", "lazy" (as late as the rules allow),
     "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives the same run.
     checks: "all", "strict" or "none".  on_finding: "raise" or "collect".  sms: CTAs that run at a time.
+    max_turns: of the scheduler, after which a launch is given up with TurnLimit; None: none.
 
     Raises LaunchError for any other value.
     """
@@ -93,6 +94,7 @@ class Device:
         checks: str = "all",
         on_finding: str = "raise",
         sms: int = 148,
+        max_turns: int | None = None,
     ) -> None:
         _one_of("target", target, tuple(TARGETS))
         _one_of("schedule", schedule, SCHEDULES)
@@ -101,12 +103,15 @@ class Device:
         sms, seed = integer("sms", sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")
+        if max_turns is not None and integer("max_turns", max_turns) < 1:
+            raise LaunchError(f"max_turns={max_turns}: at least 1, or None")
         self.target = target
         self.schedule = schedule
         self.seed = seed
         self.checks = checks
         self.on_finding = on_finding
         self.sms = sms
+        self.max_turns = max_turns
         self.memory = GlobalMemory()
         self._modules: dict[str, _Loaded] = {}
         self._rest: Rest | None = None  # of the last launch, for a dependent one
@@ -140,7 +145,7 @@ class Device:
         memory, passed as its address, written back), or `TensorMap` (its address may be that of an array in `args`).
         pdl: the kernel may start before the one before it has ended, which shows in memory that stays registered.
 
-        Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock.
+        Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock, TurnLimit.
         """
         shared = integer("shared", shared)
         loaded = self._load(ptx)
@@ -181,6 +186,8 @@ class Device:
 
     def _run(self, grid: Grid) -> Report:
         start = time.perf_counter()
+        if self.max_turns is not None:
+            grid.scheduler.limit = self.max_turns
         with np.errstate(all="ignore"):
             grid.run()
         self._rest = grid.release.rest()

@@ -1,6 +1,6 @@
 """The errors that ptxemu raises.  All derive from `Error`."""
 
-__all__ = ["Deadlock", "Error", "LaunchError", "MemoryFault", "ParseError", "UnknownInstruction"]
+__all__ = ["Deadlock", "Error", "LaunchError", "MemoryFault", "ParseError", "TurnLimit", "UnknownInstruction"]
 
 
 class Error(Exception):
@@ -21,6 +21,10 @@ class LaunchError(Error):
 
 class MemoryFault(Error):
     """An access outside every allocation, or one that is misaligned; names the address and the nearest allocation."""
+
+
+class TurnLimit(Error):
+    """A launch took more turns of the scheduler than the device allows; it may never end."""
 
 
 class Deadlock(Error):
