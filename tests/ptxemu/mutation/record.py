@@ -1,0 +1,136 @@
+"""Runs the whole suite and writes record.json: `python record.py [kernel ...]`, which goes on where it stopped.
+
+What each mutant did is kept under build/mutation, by kernel, PTX and emulator, so that a run that stops loses nothing
+and a changed emulator starts anew.  Survivors run once more with strict checks, and once with a fault in the place of
+the changed line, which tells whether it is reached at all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import OWN, Setup
+from mutants import OPERATORS, Mutant
+from ptx_lines import read
+from suite import Kernel, identity
+
+import ptxemu
+from ptxemu.testing import RUNS
+
+HERE = Path(__file__).parent
+RECORD = HERE / "record.json"
+PROGRESS = HERE.parents[2] / "build" / "mutation"
+FAULT = "{{ .reg .b64 nowhere; mov.b64 nowhere, 0; {guard}st.global.b32 [nowhere], 0; }}"
+
+
+def setups() -> dict[str, Callable[[], Setup]]:
+    """Every case that can be made here: NVIDIA's need their compiler."""
+    try:
+        from nvidia_cases import NVIDIA
+    except ImportError:
+        return dict(OWN)
+    return {**OWN, **NVIDIA}
+
+
+def run(name: str, setup: Setup, only: set[str] | None = None) -> dict[str, Any]:
+    """A kernel's part of the record.  only: identities of mutants to run; None: all."""
+    kernel = Kernel(setup)
+    done = _Progress(name, setup)
+    counts: dict[str, list[int]] = {operator: [0, 0] for operator in OPERATORS}
+    how: dict[str, int] = {}
+    survivors = []
+    for text, mutant in kernel.mutants:
+        key = identity(text, mutant)
+        if only is not None and key not in only:
+            continue
+        if key not in done.results:
+            result = kernel.run(text, mutant)
+            entry: dict[str, Any] = {"caught": result.caught, "schedule": result.schedule}
+            if not result.caught:
+                entry["strict"] = kernel.run(text, mutant, "strict").caught
+                entry["reached"] = _reached(kernel, text, mutant)
+            done.add(key, entry)
+        entry = done.results[key]
+        counts[mutant.operator][0] += bool(entry["caught"])
+        counts[mutant.operator][1] += 1
+        how[entry["caught"]] = how.get(entry["caught"], 0) + 1
+        if not entry["caught"]:
+            place = {"text": text, "line": mutant.line, "operator": mutant.operator, "change": mutant.change}
+            survivors.append(place | {"before": mutant.before, "strict": entry["strict"], "reached": entry["reached"]})
+    how.pop("", None)
+    return {
+        "counts": {operator: count for operator, count in counts.items() if count[1]},
+        "how": dict(sorted(how.items(), key=lambda item: -item[1])),
+        "survivors": survivors,
+    }
+
+
+def _reached(kernel: Kernel, text: str, mutant: Mutant) -> bool:
+    """Whether a thread carries out the changed instruction.  A changed guard counts as reached."""
+    if mutant.operator == "change_predicate":
+        return True
+    guard = read(kernel.setup.texts[text])[mutant.line].guard
+    new = FAULT.format(guard=f"@{guard} " if guard else "")
+    fault = Mutant("", mutant.line, "", "", ((mutant.line, new),))
+    return bool(kernel.run(text, fault, "none").caught)
+
+
+class _Progress:
+    """What has been run before of one kernel, with this emulator."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        digest = hashlib.sha256()
+        for part in (*setup.texts.values(), *(path.read_text() for path in sorted(_sources()))):
+            digest.update(part.encode())
+        PROGRESS.mkdir(parents=True, exist_ok=True)
+        self.path = PROGRESS / f"{name}-{digest.hexdigest()[:12]}.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.results: dict[str, dict[str, Any]] = dict(json.loads(line) for line in lines)
+
+    def add(self, key: str, entry: dict[str, Any]) -> None:
+        self.results[key] = entry
+        with self.path.open("a") as file:
+            file.write(json.dumps([key, entry]) + "\n")
+
+
+def _sources() -> Iterator[Path]:
+    return Path(ptxemu.__file__).parent.rglob("*.py")
+
+
+def versions() -> dict[str, str]:
+    installed = {d.name: d.version for d in importlib.metadata.distributions() if d.name.startswith("nvidia-cutlass")}
+    return {"python": platform.python_version(), "numpy": np.__version__, **dict(sorted(installed.items()))}
+
+
+def write(parts: dict[str, Any]) -> None:
+    """Puts the parts into the record; kernels that did not run keep theirs."""
+    old = json.loads(RECORD.read_text())["kernels"] if RECORD.exists() else {}
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "schedules": [f"{schedule}-{seed}" for schedule, seed in RUNS],
+        "kernels": old | parts,
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main(names: list[str]) -> None:
+    known = setups()
+    for name in names or known:
+        part = run(name, known[name]())
+        write({name: part})
+        caught, total = (sum(count[i] for count in part["counts"].values()) for i in (0, 1))
+        print(f"{name}: {caught} of {total} caught, {len(part['survivors'])} survive", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
