@@ -21,8 +21,10 @@ from ptxemu.machine.queue import SCHEDULES, Queue
 from ptxemu.report import Report
 from ptxemu.text import Module, parse
 from ptxemu.text.module import Symbol, Variable
+from ptxemu.watch import protocol
 from ptxemu.watch.counters import Counters
 from ptxemu.watch.findings import Findings
+from ptxemu.watch.watcher import Watcher
 
 __all__ = ["TARGETS", "Device", "FindingError"]
 
@@ -157,6 +159,7 @@ class Device:
         shared_bytes = self._shared_bytes(program, shared)
         queue = Queue(self.schedule, self.seed)
         before, self._rest = self._rest, None
+        findings = Findings(program)
         with Arguments(program, args, self.memory) as arguments:
             running = Grid(
                 program,
@@ -174,7 +177,9 @@ class Device:
                 seed=self.seed,
                 variables=loaded.globals,
                 counters=Counters(program.ptx_line, (arguments.region.base, arguments.region.end)),
-                findings=Findings(program),
+                findings=findings,
+                watch=None if self.checks == "none" else Watcher(findings, strict=self.checks == "strict"),
+                at_exit=None if self.checks == "none" else protocol.cta_ended,
                 prerequisite=before.begin(self.memory, queue) if before and pdl else None,
             )
             report = self._run(running)

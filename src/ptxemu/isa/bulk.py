@@ -20,8 +20,8 @@ from ptxemu.errors import LaunchError, MemoryFault
 from ptxemu.isa.engine import Value, thread, warp
 from ptxemu.isa.mbarrier import barrier_at
 from ptxemu.machine import tma
-from ptxemu.machine.lanes import lanes
-from ptxemu.machine.memory import RANK_SHIFT
+from ptxemu.machine.lanes import LANES, first, lanes
+from ptxemu.machine.memory import RANK_SHIFT, Touched
 from ptxemu.machine.queue import Operation
 from ptxemu.machine.signal import Wait
 from ptxemu.machine.tensormap import SIZE, InvalidTensorMap, TensorMap, replace_field
@@ -53,19 +53,26 @@ SHARED = "shared::cta shared::cluster"
 # Groups of a thread's stores
 
 
-@dataclass(frozen=True)
+@dataclass
 class Store:
-    """A store under way: its two steps, and the lanes that issued it."""
+    """A store under way: its two steps, and the lanes that issued it.  group: the number of its group among those that
+    its first lane has committed; 0: not yet committed."""
 
     mask: int
     read: Operation
     write: Operation
+    group: int = 0
 
 
 class BulkGroups:
-    """A warp's bulk stores: `open` are not committed, each group is the mask of its threads and its stores."""
+    """A warp's bulk stores: `open` are not committed, each group is the mask of its threads and its stores.
+
+    unwaited: stores that no wait_group has waited for, not even for their reading; commits: groups of each lane.
+    """
 
     def __init__(self) -> None:
+        self.unwaited: list[Store] = []
+        self.commits = [0] * LANES
         self.open: list[Store] = []
         self.groups: list[tuple[int, list[Store]]] = []
 
@@ -73,8 +80,25 @@ class BulkGroups:
         # Only from the front: `pending` counts places from the newest, and stores may complete in any order.
         while self.groups and all(s.write.done for s in self.groups[0][1]):
             del self.groups[0]
-        self.groups.append((m, [s for s in self.open if s.mask & m]))
+        for lane in lanes(m):
+            self.commits[lane] += 1
+        mine = [s for s in self.open if s.mask & m]
+        for store in mine:
+            store.group = self.commits[first(store.mask)]
+        self.groups.append((m, mine))
         self.open = [s for s in self.open if not s.mask & m]
+
+    def add(self, store: Store) -> None:
+        self.open.append(store)
+        self.unwaited.append(store)
+
+    def waited(self, m: int, keep: int) -> None:
+        """Lanes have waited for all but their newest `keep` groups."""
+        self.unwaited = [
+            s
+            for s in self.unwaited
+            if not s.group or not m >> first(s.mask) & 1 or s.group > self.commits[first(s.mask)] - keep
+        ]
 
     def pending(self, m: int, keep: int, read: bool) -> list[Operation]:
         """What is unfinished of each lane's groups but its newest `keep`."""
@@ -97,20 +121,27 @@ def _groups(w: Warp) -> BulkGroups:
 def commit_group(w: Warp, m: int) -> None:
     """PTX 'cp.async.bulk.commit_group'.  The thread's open stores become a group, which may be empty."""
     _groups(w).commit(m)
+    if w.agent is not None:
+        w.agent.commit_groups(("bulk source", "bulk store"), m)
 
 
 @warp("cp.async.bulk.wait_group{.read} count")
 def wait_group(w: Warp, m: int, count: Value, *, read: bool) -> Generator[Wait, None, None]:
     """PTX 'cp.async.bulk.wait_group'.  Until all but the newest `count` groups are complete, or only read."""
-    for operation in _groups(w).pending(m, count, read):
+    groups = _groups(w)
+    groups.waited(m, count)
+    for operation in groups.pending(m, count, read):
         yield operation.wait()
+    if w.agent is not None:
+        w.agent.groups_done(("bulk source",) if read else ("bulk source", "bulk store"), m, count)
 
 
 def _submit_store(w: Warp, m: int, what: str, read: Callable[[], Bytes], write: Callable[[Bytes], object]) -> None:
     held: list[Bytes] = []
-    first = w.queue.submit(lambda: held.append(read()), f"{what} (reading its source)")
-    second = w.queue.submit(lambda: void(write(held.pop())), what, after=[first])
-    _groups(w).open.append(Store(m, first, second))
+    source, target = w.grouped("bulk source", m), w.grouped("bulk store", m)
+    reading = w.queue.submit(lambda: held.append(read()), f"{what} (reading its source)", agent=source)
+    writing = w.queue.submit(lambda: void(write(held.pop())), what, after=[reading], agent=target)
+    _groups(w).add(Store(m, reading, writing))
 
 
 def _count(w: Warp, what: str, in_global: int, in_shared: int) -> None:
@@ -191,7 +222,7 @@ def _map(w: Warp, address: int) -> TensorMap:
     space, found = w.space("", address, 1)
     if found % 64:
         raise InvalidTensorMap(f"tensor map at {address:#x}: 64-byte alignment is needed")
-    return TensorMap.decode(space.view(found, 64, proxy="tensormap", actor=w).tobytes())
+    return TensorMap.decode(space.view(found, 64, proxy="tensormap").tobytes())
 
 
 def _signed(coords: Any) -> tuple[int, ...]:
@@ -200,8 +231,8 @@ def _signed(coords: Any) -> tuple[int, ...]:
 
 
 def _window(w: Warp) -> tma.GlobalWindow:
-    def window(address: int, size: int, write: bool) -> Bytes:
-        return w.memory.view(address, size, write=write, proxy="async", actor=w)
+    def window(address: int, size: int, write: bool, touched: Touched) -> Bytes:
+        return w.memory.view(address, size, write=write, proxy="async", touched=touched)
 
     return window
 
@@ -250,13 +281,13 @@ def tensor_load(
     box: list[Bytes] = []  # read once, by the copy that lands first
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, pair), strict=True):
         land = functools.partial(_land, w, tensor, at, box, address, barrier)
-        w.queue.submit(land, f"cp.async.bulk.tensor.{dim} load")
+        w.queue.submit(land, f"cp.async.bulk.tensor.{dim} load", agent=w.copying(barrier))
 
 
 def _land(w: Warp, tensor: TensorMap, at: tuple[int, ...], box: list[Bytes], address: int, barrier: Mbarrier) -> None:
     if not box:
         box.append(tma.read_box(tensor, at, _window(w)))
-    window = w.shared.view(address, tensor.box_bytes, write=True, proxy="async", actor=w)
+    window = w.shared.view(address, tensor.box_bytes, write=True, proxy="async")
     tma.place(tensor, box[0], window, address)
     barrier.complete_tx(tensor.transaction_bytes)
 
@@ -296,7 +327,7 @@ def _tensor_out(
     _count(w, "TMA store", tma.inside_bytes(tensor, to), tensor.box_bytes)
 
     def read() -> Bytes:
-        return tma.collect(tensor, w.shared.view(source, tensor.box_bytes, proxy="async", actor=w), source)
+        return tma.collect(tensor, w.shared.view(source, tensor.box_bytes, proxy="async"), source)
 
     _submit_store(w, m, f"cp.async.bulk.tensor.{dim} store", read, lambda box: write(tensor, to, box))
 
@@ -344,11 +375,11 @@ def bulk_load(
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, False), strict=True):
 
         def move(address: int = address, barrier: Mbarrier = barrier) -> None:
-            data = w.memory.view(at, size, proxy="async", actor=w)
-            w.shared.view(address, size, write=True, proxy="async", actor=w)[:] = data
+            data = w.memory.view(at, size, proxy="async")
+            w.shared.view(address, size, write=True, proxy="async")[:] = data
             barrier.complete_tx(size)
 
-        w.queue.submit(move, "cp.async.bulk load")
+        w.queue.submit(move, "cp.async.bulk load", agent=w.copying(barrier))
 
 
 @thread("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [at], size, [bar]")
@@ -379,14 +410,15 @@ def _between_ctas(
     held: list[Bytes] = []
 
     def read() -> None:
-        held.append(w.shared.view(source, size, proxy="async", actor=w).copy())
+        held.append(w.shared.view(source, size, proxy="async").copy())
 
     def write() -> None:
-        target = w.shared.view(to, size, write=True, proxy="async", actor=w)
+        target = w.shared.view(to, size, write=True, proxy="async")
         target[:] = combine(target, held.pop())
         barrier.complete_tx(size)
 
-    w.queue.submit(write, what, after=[w.queue.submit(read, f"{what} (reading its source)")])
+    reading = w.queue.submit(read, f"{what} (reading its source)", agent=w.copying(barrier))
+    w.queue.submit(write, what, after=[reading], agent=w.copying(barrier))
 
 
 @thread("cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint} [to], [at], size{, policy}")
@@ -425,10 +457,10 @@ def _to_global(
     _count(w, "TMA store", size, size)
 
     def read() -> Bytes:
-        return np.array(w.shared.view(source, size, proxy="async", actor=w))
+        return np.array(w.shared.view(source, size, proxy="async"))
 
     def write(data: Bytes) -> None:
-        target = w.memory.view(to, size, write=True, proxy="async", actor=w)
+        target = w.memory.view(to, size, write=True, proxy="async")
         target[:] = combine(target, data)
 
     _submit_store(w, m, what, read, write)
@@ -480,7 +512,7 @@ def _replace(w: Warp, at: int, field: str, ordinal: int, value: int, space: str 
     memory, address = w.space(space or "", at, 1)
     if address % SIZE:
         raise InvalidTensorMap(f"tensormap.replace at {at:#x}: {SIZE}-byte alignment is needed")
-    view = memory.view(address, SIZE, write=True, actor=w)
+    view = memory.view(address, SIZE, write=True)
     raw = bytearray(view.tobytes())
     replace_field(raw, field, value, ordinal)
     view[:] = np.frombuffer(raw, np.uint8)

@@ -157,6 +157,7 @@ class _Generator:
                 self.emit(f"    r{index} = R[{index}]")
         if p.alone is not None:
             return self.blocking(p, p.alone)
+        loads: dict[int, set[str]] = {}  # the registers that each tcgen05.ld has still to give, by its line
         for run in pure_runs(p.body):
             for group in batch(run, self.batch_key):
                 self.line = group[0].instruction.line
@@ -166,6 +167,7 @@ class _Generator:
                     self.copy(group[0])
                 else:
                     self.instruction(group[0], p.index)
+                self.loaded(group, loads)
         if p.jump is not None:
             self.line = p.jump.line
         self.flush(p)
@@ -173,6 +175,18 @@ class _Generator:
             self.emit(f"    return B{p.index + 1}")
         else:
             self.jump(p, p.jump)
+
+    def loaded(self, group: list[Decoded], loads: dict[int, set[str]]) -> None:
+        """Tells the warp when a tcgen05.ld's registers have all been used: that load is complete."""
+        touched = {r.name for found in group for o in (*found.sources, *found.results) for r in registers_in(o)}
+        for line in [line for line, left in loads.items() if left & touched]:
+            loads[line] -= touched
+            if not loads[line]:
+                del loads[line]
+                self.emit(f"    w.loaded({line})")
+        for found in group:
+            if found.form.opcode == "tcgen05" and ".ld." in found.instruction.opcode:
+                loads[found.instruction.line] = {r.name for o in found.results for r in registers_in(o)}
 
     def flush(self, p: Plan) -> None:
         """Writes back what later blocks read."""

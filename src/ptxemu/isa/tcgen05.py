@@ -24,7 +24,7 @@ from ptxemu.machine.descriptors import InvalidDescriptor, MmaDescriptor, SharedM
 from ptxemu.machine.lanes import LANES, bools, first
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Wait
-from ptxemu.machine.tmem import QUARTER, Fragment, fragment, split
+from ptxemu.machine.tmem import COLUMNS, QUARTER, Fragment, fragment, split
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -55,12 +55,15 @@ def _ctas(w: Warp, group: str) -> list[Cta]:
 
 
 def _units(w: Warp, group: str) -> list[tc.CtaUnits]:
-    return [tc.CtaUnits(_reader(w, cta), cta.tmem, w) for cta in _ctas(w, group)]
+    watch = w.grid.watch
+    touches = [None if watch is None else functools.partial(watch.tensor, cta) for cta in _ctas(w, group)]
+    return [tc.CtaUnits(_reader(w, cta), cta.tmem, touch) for cta, touch in zip(_ctas(w, group), touches, strict=True)]
 
 
 def _reader(w: Warp, cta: Cta) -> tc.SharedReader:
-    def read(address: int, size: int) -> Bytes:
-        return w.shared.view(cta.rank << RANK_SHIFT | address, size, proxy="tensor", actor=w)
+    def read(address: int, size: int, granules: npt.NDArray[np.int64]) -> Bytes:
+        start = cta.rank << RANK_SHIFT | address
+        return w.shared.view(start, size, proxy="tensor", touched=(granules.reshape(-1), 0xFFFF))
 
     return read
 
@@ -91,11 +94,12 @@ def alloc(w: Warp, m: int, to: Value, columns: Value, *, group: str, space: str 
         while (place := memory.place(columns)) is None:
             yield Wait(memory, lambda: memory.place(columns) is not None, lambda: f"{what} (waits for room)")
         memory.take(address := place, columns)
+    memory.lines[address] = w.line
     target, at = w.space(space or "", _uniform(to, m, "the destination"), m)
     if target is not w.shared or at >> RANK_SHIFT != w.cta.rank:
         raise MemoryFault(f"tcgen05.alloc writes to the CTA's own shared memory, not to {at:#x}")
     with target.uncounted():  # the allocator writes, not the warp
-        target.store(at, [address], 4, m, w)
+        target.store(at, [address], 4, m)
 
 
 @warp("tcgen05.dealloc.group.sync.aligned.b32 address, columns", {"address": "u32", "columns": "u32"}, group=GROUP)
@@ -103,6 +107,8 @@ def dealloc(w: Warp, m: int, address: Value, columns: Value, *, group: str) -> G
     """PTX 'tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit'.  With cta_group::2 waits for the peer."""
     ctas, memory = _ctas(w, group), w.cta.tmem
     address, columns = _uniform(address, m, "the address"), _uniform(columns, m, "columns")
+    if w.grid.watch is not None:
+        w.grid.watch.tensor_freed(w, address, columns)
     if len(ctas) == 1:
         memory.release(address, columns)
         return
@@ -133,17 +139,21 @@ SHAPES = "16x64b 16x128b 16x256b 32x32b"
 Words = npt.NDArray[np.uint32]
 
 
-def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool) -> Words:
+def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool, watched: bool = True) -> Words:
     """The block of tensor memory that a warp's load or store touches; it has to lie in the warp's quarter."""
     at = _uniform(address, m, "the address")
-    lane, _ = split(at)
+    lane, column = split(at)
     quarter = w.index % 4
     if lane // QUARTER != quarter or (lane + part.lanes - 1) // QUARTER != quarter:
         raise MemoryFault(
             f"tensor memory address {at:#x}: warp {w.index} reaches lanes {QUARTER * quarter} to "
             f"{QUARTER * quarter + QUARTER - 1}, not {lane} to {lane + part.lanes - 1}"
         )
-    return w.cta.tmem.block(at, part.lanes, part.columns, write=write, actor=w)
+    block = w.cta.tmem.block(at, part.lanes, part.columns)
+    if watched and w.grid.watch is not None:
+        cells = quarter * COLUMNS + column + part.used
+        w.grid.watch.tensor(w.cta, cells, (1 << part.lanes // 2) - 1 << lane % QUARTER // 2, write)
+    return block
 
 
 def _nbytes(part: Fragment, packed: bool) -> int:
@@ -153,7 +163,8 @@ def _nbytes(part: Fragment, packed: bool) -> int:
 
 def _load(w: Warp, m: int, address: Value, part: Fragment, packed: bool) -> Words:
     """(registers, 32)."""
-    block = _block(w, m, address, part, write=False)
+    with w.queue.acts(w.loading()):
+        block = _block(w, m, address, part, write=False)
     w.grid.counters.moved["tensor memory, tcgen05.ld"] += _nbytes(part, packed)
     if not packed:
         return part.load(block)
@@ -197,7 +208,7 @@ def _store(w: Warp, m: int, address: Value, values: Any, part: Fragment, packed:
     for row, value in enumerate(values if isinstance(values, tuple | list) else [values]):
         table[row] = value
     at = _uniform(address, m, "the address")
-    _block(w, m, at, part, write=False)
+    _block(w, m, at, part, write=True, watched=False)
     w.grid.counters.moved["tensor memory, tcgen05.st"] += _nbytes(part, packed)
 
     def write() -> None:
@@ -208,7 +219,7 @@ def _store(w: Warp, m: int, address: Value, values: Any, part: Fragment, packed:
         else:
             part.store(block, table)
 
-    w.queue.submit(write, "tcgen05.st", stream=("tcgen05.st", w))
+    w.queue.submit(write, "tcgen05.st", stream=("tcgen05.st", w), agent=w.piped("tcgen05.st"))
 
 
 @warp("tcgen05.st.sync.aligned.shape.num.b32 [address], <r>", shape=SHAPES, num=NUM)
@@ -238,6 +249,8 @@ def store_split(w: Warp, m: int, address: Value, offset: Value, r: Value, *, num
 @warp("tcgen05.wait::ld.sync.aligned")
 def wait_load(w: Warp, m: int) -> None:
     """PTX 'tcgen05.wait'.  Loads are carried out when issued: nothing is left to wait for."""
+    if w.agent is not None:
+        w.agent.waited_for("tcgen05.ld")
 
 
 @warp("tcgen05.wait::st.sync.aligned")
@@ -246,13 +259,16 @@ def wait_store(w: Warp, m: int) -> Generator[Wait, None, None]:
     last = w.queue.last(("tcgen05.st", w))
     if last is not None:
         yield last.wait()
+    if w.agent is not None:
+        w.agent.waited_for("tcgen05.st")
 
 
 # What a single thread issues
 
 
-def _issue(w: Warp, m: int, action: Callable[[], None], what: str) -> None:
-    w.queue.submit(action, what, stream=_stream(w, m))
+def _issue(w: Warp, m: int, action: Callable[[], None], what: str, *, ordered: bool = True) -> None:
+    """ordered: the manual has it among the pairs that complete in order (PTX 'Pipelined tcgen05 Instructions')."""
+    w.queue.submit(action, what, stream=_stream(w, m), agent=w.piped("tcgen05", m, ordered=ordered))
 
 
 MULTICASTS = {"32x128b": ("warpx4",), "64x128b": ("warpx2::02_13", "warpx2::01_23")}
@@ -274,7 +290,7 @@ def copy(w: Warp, m: int, address: int, matrix: int, *, group: str, shape: str, 
     units = _units(w, group)
     w.grid.counters.moved["tensor memory, tcgen05.cp"] += tc.copied_bytes(shape) * len(units)
     action = functools.partial(tc.copy, shape, multicast or "", units, address, matrix)
-    _issue(w, m, action, f"tcgen05.cp.{shape}")
+    _issue(w, m, action, f"tcgen05.cp.{shape}", ordered=False)
 
 
 @thread("tcgen05.shift.group.down [address]", group=GROUP)
@@ -479,10 +495,13 @@ def commit(w: Warp, m: int, bar: int, mask: int | None = None, *, group: str, sp
     if found is not w.shared:
         raise MemoryFault(f"tcgen05.commit: mbarrier address {bar:#x} is not in shared memory")
     barriers = [barrier_at(w, at, "shared::cluster") for at in multicast_addresses(w, address, mask)]
+    agent = w.after_all("tcgen05", m)
     if w.queue.last(_stream(w, m)) is None:
-        _arrive(barriers)
+        with w.queue.acts(agent):
+            _arrive(barriers)
     else:
-        _issue(w, m, functools.partial(_arrive, barriers), "tcgen05.commit")
+        action = functools.partial(_arrive, barriers)
+        w.queue.submit(action, "tcgen05.commit", stream=_stream(w, m), agent=agent)
 
 
 def _arrive(barriers: list[Mbarrier]) -> None:
@@ -491,6 +510,14 @@ def _arrive(barriers: list[Mbarrier]) -> None:
 
 
 @warp("tcgen05.fence::before_thread_sync")
+def fence_before(w: Warp, m: int) -> None:
+    """PTX 'tcgen05.fence'.  Orders tcgen05 operations before a synchronisation of threads; values do not change."""
+    if w.agent is not None:
+        w.agent.before_thread_sync()
+
+
 @warp("tcgen05.fence::after_thread_sync")
-def fence(w: Warp, m: int) -> None:
-    """PTX 'tcgen05.fence'.  Orders tcgen05 operations around a synchronisation of threads; values do not change."""
+def fence_after(w: Warp, m: int) -> None:
+    """PTX 'tcgen05.fence'.  Orders tcgen05 operations after a synchronisation of threads."""
+    if w.agent is not None:
+        w.agent.after_thread_sync()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
 from ptxemu.machine.dependent import Release
+from ptxemu.machine.mbarrier import Mbarrier
 from ptxemu.machine.queue import Operation, Queue
 from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
     from ptxemu.machine.memory import GlobalMemory, Region
     from ptxemu.machine.program import Program
     from ptxemu.machine.span import Span
-    from ptxemu.machine.warp import Group
+    from ptxemu.machine.warp import Group, Warp
     from ptxemu.watch.counters import Counters
     from ptxemu.watch.findings import Findings
     from ptxemu.watch.watcher import Watcher
@@ -57,6 +59,7 @@ class Grid:
         findings: Findings,
         prerequisite: Operation | None = None,
         watch: Watcher | None = None,
+        at_exit: Callable[[Cta, Warp], None] | None = None,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -72,6 +75,7 @@ class Grid:
         self.sms = sms
         self.watch = watch
         self.counters = counters
+        self.at_exit = at_exit  # called with a CTA that ends and its last warp
         self.prerequisite = prerequisite  # the grid before, if this one started early
         self.release = Release(memory, shape[0] * shape[1] * shape[2])
         self.free_sms = sms
@@ -131,6 +135,8 @@ class Grid:
         self.running.remove(cluster)
         self.free_sms += len(cluster.ctas)
         self.ended += 1
+        if self.watch is not None:
+            self.watch.cluster_ended(cluster)
         self.ended_ctas += len(cluster.ctas)
         for cta in cluster.ctas:
             self.release.without(cta)
@@ -167,6 +173,8 @@ class Grid:
         self.queue.locate = self.program.ptx_line
         self.queue.now = self.now
         self.memory.tally = self.counters.global_
+        if self.watch is not None:
+            self.watch.attach(self)
         try:
             with _without_collector():
                 self.start()
@@ -179,6 +187,7 @@ class Grid:
             raise Error(f"{type(error).__name__}: {error}" + (f"\n  at {where}" if where else "")) from error
         finally:
             self.memory.tally = None
+            self.memory.watch = None
             if self.prerequisite is not None and not self.prerequisite.done:
                 self.prerequisite.action()  # an error here leaves the grid before as it was
         if self.running:
@@ -191,7 +200,7 @@ class Grid:
             code = trace.tb_frame.f_code
             if code.co_filename == self.program.filename:
                 line = self.program.generated_lines[trace.tb_lineno - 1]
-                found = f"{self.program.describe(line)}, {trace.tb_frame.f_locals['w'].name}"
+                found = f"{self.program.describe(line)}, {self.findings.who(trace.tb_frame.f_locals['w'])}"
             elif code is Queue.complete.__code__:
                 return ""
             trace = trace.tb_next
@@ -205,12 +214,14 @@ class Grid:
                 for group in warp.groups:
                     if group.wait is not None:
                         why = f"waits for {group.wait.what()}"
+                        if isinstance(group.wait.signal, Mbarrier) and (wrong := group.wait.signal.mismatch()):
+                            why += f"\n    {wrong}"
                     elif group.needs & warp.alive & ~group.mask:
                         why = f"waits for lanes {group.needs & warp.alive & ~group.mask:#010x} to join"
                     else:
                         why = "spins"
                     where = self.program.describe(group.block.lines[0] if group.block.lines else 0)
-                    lines.append(f"  {warp.name}, lanes {group.mask:#010x}, {where}\n    {why}")
+                    lines.append(f"  {self.findings.who(warp)}, lanes {group.mask:#010x}, {where}\n    {why}")
         waiting = f"{len(self.queue)} asynchronous operations are outstanding, none of which can complete"
         return "\n".join([f"{self.program.name}: no warp can go on ({waiting})", *lines])
 

@@ -52,7 +52,7 @@ class Scheduler:
                 warp = ready[index]
                 ready[index] = ready[-1]
                 ready.pop()
-                queue.issuer = warp
+                queue.issuer, queue.acting = warp, warp.agent
                 if warp.run(1 + int(choose() * TURN) if vary else TURN):
                     ready.append(warp)
                 else:

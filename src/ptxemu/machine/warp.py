@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.mbarrier import Mbarrier
     from ptxemu.machine.program import Block
+    from ptxemu.watch.agents import Agent
 
 __all__ = ["Group", "Warp"]
 
@@ -86,8 +88,16 @@ class Warp:
         self.queued = False
         self.rotate = False
         self.started = self.grid.now()
+        watch = self.grid.watch
+        self.agent = watch.agent(self) if watch is not None else None
 
     # What instructions use.
+
+    @property
+    def line(self) -> int:
+        """The PTX line of the blocking instruction under way, or where the running block begins."""
+        lines = self.group.block.lines
+        return lines[0] if lines else 0
 
     def space(self, name: str, address: Any, mask: int) -> tuple[Space, Any]:
         """The space that a state space of PTX ("global", "shared", "shared::cta", "shared::cluster", "local", "param",
@@ -113,6 +123,34 @@ class Warp:
         if found is None:
             raise MemoryFault(f"no mbarrier was initialised at shared {address & 0xFFFFFFFF:#x}")
         return found
+
+    # Who the asynchronous operations act as that the warp issues; None where nobody watches.
+
+    def copying(self, barrier: Mbarrier) -> Agent | None:
+        """A copy that signals an mbarrier."""
+        return None if self.agent is None else self.agent.copying(barrier)
+
+    def grouped(self, kind: str, m: int) -> Agent | None:
+        """A copy that belongs to the open group of the lane that issues it."""
+        return None if self.agent is None else self.agent.grouped(kind, first(m))
+
+    def piped(self, kind: str, m: int = 1, *, ordered: bool = True) -> Agent | None:
+        """An operation of those that one thread, or the warp, issues and that complete in order; ordered: its accesses
+        also come after theirs."""
+        return None if self.agent is None else self.agent.piped(kind, first(m), ordered)
+
+    def loading(self) -> Agent | None:
+        """A tcgen05.ld."""
+        return None if self.agent is None else self.agent.loading(self.grid.program.ptx_line(sys._getframe()))
+
+    def loaded(self, line: int) -> None:
+        """Every register of the tcgen05.ld at the line has been used."""
+        if self.agent is not None:
+            self.agent.loaded(line)
+
+    def after_all(self, kind: str, m: int = 1) -> Agent | None:
+        """The completion of all that the thread, or the warp, has issued of a kind."""
+        return None if self.agent is None else self.agent.after_all(kind, first(m))
 
     # What generated code uses.
 

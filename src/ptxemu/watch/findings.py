@@ -83,6 +83,10 @@ class Findings:
             kind, message, line, text, source, name, role, address, allocation, other, other_line
         )
 
+    def who(self, warp: Warp) -> str:
+        """A warp's name and its role."""
+        return f"{warp.name} ({role_of(warp)})"
+
     def place(self, line: int) -> tuple[str, str]:
         """The text of a PTX line, and "file:line" of the source or nothing."""
         lines = self.program.lines
