@@ -311,7 +311,7 @@ LEAK = f"""{HEADER}
 
 def test_a_finding_raises_or_is_collected() -> None:
     with pytest.raises(
-        ptxemu.FindingError, match=r"tensor-memory leak: CTA .* ended without freeing 64 columns"
+        ptxemu.FindingError, match=r"tensor-memory leak at line .*: the CTA ended without freeing 64 columns"
     ) as caught:
         ptxemu.Device("sm_100a").launch(LEAK)
     assert len(caught.value.report.findings) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ptxemu.watch.roles import role_of
+from ptxemu.watch.roles import OTHER, role_of
 
 if TYPE_CHECKING:
     from ptxemu.machine.program import Program
@@ -84,8 +84,9 @@ class Findings:
         )
 
     def who(self, warp: Warp) -> str:
-        """A warp's name and its role."""
-        return f"{warp.name} ({role_of(warp)})"
+        """A warp's name and its role, where that says something."""
+        role = role_of(warp)
+        return warp.name if role == OTHER else f"{warp.name} ({role})"
 
     def place(self, line: int) -> tuple[str, str]:
         """The text of a PTX line, and "file:line" of the source or nothing."""

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from ptxemu.machine.program import Program
     from ptxemu.machine.warp import Warp
 
-__all__ = ["executed", "role", "role_of"]
+__all__ = ["OTHER", "executed", "role", "role_of"]
 
+OTHER = "compute"
 _LOADS = ("cp.async.bulk.tensor.shared::cluster.global", "cp.async.bulk.tensor.shared::cta.global")
 _BULK_LOADS = ("cp.async.bulk.shared::cluster.global", "cp.async.bulk.shared::cta.global")
 _STORES = ("cp.async.bulk.tensor.global.shared::cta", "cp.async.bulk.global.shared::cta")
@@ -31,11 +32,11 @@ _BESIDE = {"MMA": {"scale copy"}, "epilogue": {"TMA store", "transform"}}  # wha
 
 def role(opcodes: Iterable[str]) -> str:
     """The role of a warp that executed these: "MMA", "TMA load", "epilogue", ..., several joined with " + ", or
-    "compute" where nothing tells."""
+    OTHER where nothing tells."""
     have = set(opcodes)
     found = [name for name, telling in _ROLES if telling & have]
     implied = {other for name in found for other in _BESIDE.get(name, ())}
-    return " + ".join(name for name in found if name not in implied) or "compute"
+    return " + ".join(name for name in found if name not in implied) or OTHER
 
 
 def executed(program: Program, counts: Iterable[int]) -> set[str]:
