@@ -58,8 +58,8 @@ def _words(seed: int, shape: tuple[int, ...]) -> Array:
 
 
 def pipeline() -> Setup:
-    """Six bands of four steps on two CTAs: the ring of three stages goes round four times."""
-    bands, steps = 6, 4
+    """Eight bands of three steps on two CTAs: the ring of three stages goes round four times."""
+    bands, steps = 8, 3
     a, b = (aligned(_words(seed, (32 * bands, 32 * steps))) for seed in (1, 2))
     expected = np.ones((32 * bands, 32), np.uint32)
     for step in range(steps):
@@ -82,22 +82,22 @@ def _tiles(array: Array) -> TensorMap:
 
 
 def cluster() -> Setup:
-    """A cluster of two CTAs that exchange blocks for five rounds."""
+    """A cluster of three CTAs that pass blocks on for five rounds."""
     rounds = 5
-    given = aligned(_words(3, (2, rounds, 128, 4)))
-    result = np.ones((2, 128, 4), np.uint32)
+    given = aligned(_words(3, (3, rounds, 128, 4)))
+    result = np.ones((3, 128, 4), np.uint32)
     threads = np.arange(128)
-    for rank in (0, 1):
+    for rank in range(3):
         for i in range(rounds):
-            sent = given[1 - rank, i][threads ^ 1] * np.uint32(3)
+            sent = given[rank - 1, i][threads ^ 32] * np.uint32(3)
             result[rank] = result[rank] * np.uint32(7) + sent + given[rank, i] * np.uint32(5)
             result[rank, :, 0] += (1000 * i + threads % 32).astype(np.uint32)
-    expected = result + result[::-1] * np.uint32(11)
+    expected = result + np.roll(result, -1, axis=0) * np.uint32(11)
 
     def run(modules: Sequence[Module], device: ptxemu.Device) -> str | None:
         out = aligned(np.zeros_like(expected))
         with registered(device, given, out):
-            device.launch(modules[0], grid=(2,), block=(128,), args=[*_addresses(given, out), rounds])
+            device.launch(modules[0], grid=(3,), block=(128,), args=[*_addresses(given, out), rounds])
         return difference(out, expected)
 
     return Setup({"cluster": _text("cluster")}, run)
