@@ -19,11 +19,13 @@ from ptxemu.machine.memory import SHARED_BASE, GlobalMemory, Region
 from ptxemu.machine.program import Program
 from ptxemu.machine.queue import SCHEDULES, Queue
 from ptxemu.report import Report
+from ptxemu.stream import Stream
 from ptxemu.text import Module, parse
 from ptxemu.text.module import Symbol, Variable
 from ptxemu.watch import protocol
 from ptxemu.watch.counters import Counters
 from ptxemu.watch.findings import Findings
+from ptxemu.watch.prerequisite import GridBefore
 from ptxemu.watch.watcher import Watcher
 
 __all__ = ["TARGETS", "Device", "FindingError"]
@@ -35,6 +37,12 @@ MAX_CLUSTER = 16
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _LOCAL_LIMIT = 512 << 10
+
+
+NO_WAIT = (
+    "the kernel may start while the grid before, which issues griddepcontrol.launch_dependents, still runs, and has no "
+    "griddepcontrol.wait"
+)
 
 
 class FindingError(LaunchError):
@@ -117,6 +125,7 @@ class Device:
         self.memory = GlobalMemory()
         self._modules: dict[str, _Loaded] = {}
         self._rest: Rest | None = None  # of the last launch, for a dependent one
+        self._before: GridBefore | None = None  # what it did to memory
 
     def register(self, array: NDArray[Any], name: str = "host memory") -> Region:
         """Makes a C-contiguous array global memory at its own address, until `memory.unregister`."""
@@ -125,6 +134,10 @@ class Device:
         if not array.flags.c_contiguous:
             raise LaunchError(f"{name}: an array of strides {array.strides} is not contiguous")
         return self.memory.register(name, array.reshape(-1).view(np.uint8))
+
+    def stream(self) -> Stream:
+        """Launches that follow each other, each as early as it may: `with device.stream() as stream: ...`."""
+        return Stream(self)
 
     def launch(
         self,
@@ -158,8 +171,12 @@ class Device:
             raise LaunchError(f"cluster={shapes.preferred}: the device has {self.sms} multiprocessors")
         shared_bytes = self._shared_bytes(program, shared)
         queue = Queue(self.schedule, self.seed)
-        before, self._rest = self._rest, None
+        rest, self._rest = (self._rest if pdl else None), None
+        before, self._before = (self._before if pdl else None), None
         findings = Findings(program)
+        if rest is not None and not _has(program, "griddepcontrol.wait"):
+            findings.add("no griddepcontrol.wait", NO_WAIT)
+        watch = None if self.checks == "none" else Watcher(findings, self.checks == "strict", before)
         with Arguments(program, args, self.memory) as arguments:
             running = Grid(
                 program,
@@ -178,9 +195,9 @@ class Device:
                 variables=loaded.globals,
                 counters=Counters(program.ptx_line, (arguments.region.base, arguments.region.end)),
                 findings=findings,
-                watch=None if self.checks == "none" else Watcher(findings, strict=self.checks == "strict"),
+                watch=watch,
                 at_exit=None if self.checks == "none" else protocol.cta_ended,
-                prerequisite=before.begin(self.memory, queue) if before and pdl else None,
+                prerequisite=rest.begin(self.memory, queue) if rest is not None else None,
             )
             report = self._run(running)
         if self.checks == "none":
@@ -196,6 +213,8 @@ class Device:
         with np.errstate(all="ignore"):
             grid.run()
         self._rest = grid.release.rest()
+        if self._rest is not None and grid.watch is not None:
+            self._before = GridBefore(grid.watch.rules)
         return Report.of(grid, time.perf_counter() - start)
 
     def _load(self, ptx: str | Module) -> _Loaded:
@@ -230,6 +249,10 @@ class Device:
         if name == self.target or (number.isdigit() and int(number) <= mine) or number == f"{mine}f":
             return
         raise LaunchError(f"{program.name} is for {name}; the device is {self.target}")
+
+
+def _has(program: Program, opcode: str) -> bool:
+    return any(opcode in block.opcodes for block in program.blocks)
 
 
 def _zeros(variable: Variable) -> NDArray[np.uint8]:

@@ -159,6 +159,8 @@ def wait_prerequisites(w: Warp, m: int) -> Generator[Wait, None, None]:
     """PTX 'griddepcontrol'.  Until the grids before are complete and what they wrote is there."""
     if w.grid.prerequisite is not None:
         yield w.grid.prerequisite.wait()
+    if (watch := w.grid.watch) is not None:
+        watch.waited_for_grid_before(w)
 
 
 @warp(

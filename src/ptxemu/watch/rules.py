@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.memory import Region
     from ptxemu.machine.warp import Warp
     from ptxemu.watch.findings import Findings
+    from ptxemu.watch.prerequisite import GridBefore, Hit
 
 __all__ = ["Place", "Rules", "Site"]
 
@@ -31,7 +32,7 @@ _CTA, _CLUSTER, _GPU = 1, 2, 3  # scopes of strong accesses; 0 is a weak one
 class Site:
     """Where accesses come from: PTX line, warp (`rank` of its CTA in the cluster, `warp` in the CTA) and proxy.
 
-    scope: of a strong access, else 0.
+    scope: of a strong access, else 0.  late: its CTA had let dependent grids start.
     """
 
     line: int
@@ -40,6 +41,7 @@ class Site:
     proxy: str
     scope: int
     write: bool
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Rules:
         self.strict = strict
         self.grid: Grid
         self.sites: list[Site] = []
-        self._ids: dict[tuple[int, int, int, str, int, bool, bool], int] = {}
+        self._ids: dict[tuple[int, int, int, str, int, bool, bool, bool], int] = {}
         self._clusters: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = []  # origin and shape, by serial
         self._running: dict[int, Cluster] = {}
 
@@ -91,13 +93,15 @@ class Rules:
     def ended(self, cluster: Cluster) -> None:
         self._running.pop(cluster.chains.serial, None)
 
-    def site(self, line: int, warp: Warp, proxy: str, scope: int, write: bool, fenced: bool) -> int:
-        key = line, warp.cta.rank, warp.index, proxy, scope, write, fenced
+    def site(
+        self, line: int, warp: Warp, proxy: str, scope: int, write: bool, fenced: bool, late: bool = False
+    ) -> int:
+        key = line, warp.cta.rank, warp.index, proxy, scope, write, late, fenced
         found = self._ids.get(key)
         if found is None:
             found = len(self.sites) << 2 | (WRITE if write else 0) | (FENCED if fenced else 0)
             self._ids[key] = found
-            self.sites.append(Site(*key[:6]))
+            self.sites.append(Site(*key[:7]))
         return found
 
     # Findings
@@ -168,6 +172,28 @@ class Rules:
         cluster = self._running.get(serial)
         role = role_of(cluster.ctas[rank].warps[site.warp]) if cluster is not None else ""
         return f"warp {site.warp} of CTA {index}", role
+
+    def too_early(self, agent: Agent, line: int, place: Place, write: bool, before: GridBefore, hit: Hit) -> None:
+        """An access to what the grid before accesses, by one that does not know that grid to be complete."""
+        word = "write" if write else "read"
+        message = f"the grid before may still run: griddepcontrol.wait has to come before this {word}"
+        if hit.site.late and hit.site.write:
+            message += "; that grid stores here after griddepcontrol.launch_dependents, which may be missed"
+        name, _ = before.rules._party(hit.serial, hit.site)
+        kernel = before.rules.grid.program.name
+        other = before.rules.findings.party(hit.site.line, name, "", f"{_access(hit.site)} of {kernel}")
+        self.findings.add(
+            f"{word} before griddepcontrol.wait", message, line=line, warp=agent.warp, address=hit.address,
+            allocation=place.name, other=other, other_line=hit.site.line,
+        )  # fmt: skip
+
+    def before_wait(self, agent: Agent, line: int, place: Place, cell: int) -> None:
+        """Strict: a read that does not meet what the grid before did, as far as is known."""
+        self.findings.add(
+            "global read before griddepcontrol.wait",
+            "a dependent launch reads global memory before it waits for the grid before",
+            line=line, warp=agent.warp, address=place.address(cell), allocation=place.name,
+        )  # fmt: skip
 
     def uninitialised(self, agent: Agent, line: int, place: Place, cell: int) -> None:
         self.findings.add(

@@ -21,6 +21,7 @@ from ptxemu.machine.lanes import lanes as lanes_of
 from ptxemu.machine.tmem import cells as tensor_cells
 from ptxemu.watch.agents import Agent, Sync, WarpAgent
 from ptxemu.watch.clocks import CHAIN_BITS, GLOBAL, ORDER, SHARED, TENSOR, Chains, Clock
+from ptxemu.watch.prerequisite import CHAIN, GridBefore
 from ptxemu.watch.rules import Place, Rules
 from ptxemu.watch.shadow import FENCED, FULL_CELL, GRANULE, WRITE, Access, Shadow
 
@@ -39,10 +40,11 @@ TENSOR_CELLS = 4 * 512
 
 
 class Watcher:
-    """strict: also what the manual asks and published kernels leave out."""
+    """strict: also what the manual asks and published kernels leave out.  before: the grid that may still run."""
 
-    def __init__(self, findings: Findings, strict: bool) -> None:
+    def __init__(self, findings: Findings, strict: bool, before: GridBefore | None = None) -> None:
         self.strict = strict
+        self.before = before
         self.rules = Rules(findings, strict)
         self.flags: dict[tuple[int, int], Clock] = {}  # what stores and atomics released, by cluster (-1: global)
         self._fence_bits = FENCED if strict else FENCED | WRITE
@@ -66,7 +68,15 @@ class Watcher:
 
     def cluster_started(self, cluster: Cluster) -> Chains:
         """The chains of a cluster whose CTAs start now."""
-        return Chains(self.rules.add_cluster(cluster))
+        chains = Chains(self.rules.add_cluster(cluster))
+        if self.before is not None:
+            chains.new("the grid before")  # gets the number prerequisite.CHAIN
+        return chains
+
+    def waited_for_grid_before(self, warp: Warp) -> None:
+        """griddepcontrol.wait is over."""
+        if self.before is not None:
+            _agent(warp).clock.fit()[ORDER, CHAIN] = 1
 
     def cluster_ended(self, cluster: Cluster) -> None:
         self.rules.ended(cluster)
@@ -146,10 +156,16 @@ class Watcher:
         line = self._line(agent)
         if (atomic or not write) and (missing := shadow.unwritten(where, mask)).size:
             self.rules.uninitialised(agent, line, Place(region), _cell_at(where, missing[0]))
+        if not shared and self.before is not None and not agent.clock.fit()[ORDER, CHAIN]:
+            hit = self.before.conflict(region.base, where, mask, write)
+            if hit is not None:
+                self.rules.too_early(agent, line, Place(region), write, self.before, hit)
+            elif self.strict and not write:
+                self.rules.before_wait(agent, line, Place(region), _cell_at(where, 0))
         chain = agent.chain if shared else agent.clock.chains.serial << CHAIN_BITS | agent.chain
-        site = self.rules.site(
-            line, agent.warp, proxy, order.scope if order is not None else 0, write, proxy == "generic"
-        )
+        late = not shared and self.grid.release.asked and agent.warp.cta in self.grid.release.released
+        scope = order.scope if order is not None else 0
+        site = self.rules.site(line, agent.warp, proxy, scope, write, proxy == "generic", late)
         lookup = agent.clock.lookup if shared else agent.clock.lookup_anywhere
         fenced = None if proxy == "generic" else lookup(SHARED if shared else GLOBAL)
         access = Access(chain, agent.index, site, lookup(ORDER), fenced, self._fence_bits)
