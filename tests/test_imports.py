@@ -38,7 +38,7 @@ ROOMS = {
         "report": {"errors", "machine", "watch"},
         "stream": {"errors", "machine"},
         "device": {"arguments", "errors", "isa", "machine", "report", "stream", "text", "watch"},
-        "": {"device", "errors", "machine", "report"},
+        "": {"arguments", "device", "errors", "machine", "report"},
         "testing": {"", "device", "errors", "machine"},
         "host": {"", "device", "errors", "machine", "report", "text"},
         "__main__": {"", "device", "errors", "host", "isa", "machine", "report"},

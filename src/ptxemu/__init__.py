@@ -1,5 +1,6 @@
 """A software GPU that executes PTX."""
 
+from ptxemu.arguments import Uninitialised
 from ptxemu.device import Device, FindingError
 from ptxemu.errors import Deadlock, Error, LaunchError, MemoryFault, ParseError, TurnLimit, UnknownInstruction
 from ptxemu.machine.tensormap import TensorMap
@@ -17,5 +18,6 @@ __all__ = [
     "Report",
     "TensorMap",
     "TurnLimit",
+    "Uninitialised",
     "UnknownInstruction",
 ]

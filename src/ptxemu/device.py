@@ -127,13 +127,16 @@ class Device:
         self._rest: Rest | None = None  # of the last launch, for a dependent one
         self._before: GridBefore | None = None  # what it did to memory
 
-    def register(self, array: NDArray[Any], name: str = "host memory") -> Region:
-        """Makes a C-contiguous array global memory at its own address, until `memory.unregister`."""
+    def register(self, array: NDArray[Any], name: str = "host memory", *, initialised: bool = True) -> Region:
+        """Makes a C-contiguous array global memory at its own address, until `memory.unregister`.
+
+        initialised=False: reading what no kernel has written is a finding.
+        """
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise LaunchError(f"{name}: {_kind(array)}; allowed is a numpy array of numbers")
         if not array.flags.c_contiguous:
             raise LaunchError(f"{name}: an array of strides {array.strides} is not contiguous")
-        return self.memory.register(name, array.reshape(-1).view(np.uint8))
+        return self.memory.register(name, array.reshape(-1).view(np.uint8), initialised=initialised)
 
     def stream(self) -> Stream:
         """Launches that follow each other, each as early as it may: `with device.stream() as stream: ...`."""
@@ -157,7 +160,8 @@ class Device:
         grid: in CTAs, block: in threads, cluster: in CTAs, each up to three numbers; preferred_cluster: a larger shape
         that some clusters may get instead.  shared: bytes of dynamic shared memory.
         args: in the order of the parameters: int, float, bytes (the raw parameter), a numpy array (becomes global
-        memory, passed as its address, written back), or `TensorMap` (its address may be that of an array in `args`).
+        memory, passed as its address, written back), `Uninitialised` of an array, or `TensorMap` (its address may be
+        that of an array in `args`).
         pdl: the kernel may start before the one before it has ended, which shows in memory that stays registered.
 
         Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock, TurnLimit.

@@ -64,6 +64,8 @@ def init(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> No
         live = w.cluster.mbarriers.get(address)
         if live is not None and (live.phase or not live.idle or live.expected != number):
             raise MemoryFault(f"mbarrier.init over a live barrier: {live}; mbarrier.inval comes first")
+        if w.grid.watch is not None and live is not None and live.sync is not None:
+            w.grid.watch.initialised_again(w, live.sync, w.grid.program.ptx_line(sys._getframe()))
         if live is None:
             line = w.grid.program.ptx_line(sys._getframe())
             w.cluster.mbarriers[address] = barrier = Mbarrier(f"at shared {address:#x}", number, line)

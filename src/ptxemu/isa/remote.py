@@ -82,7 +82,7 @@ def _submit(
 
     def finish(barrier: Mbarrier, mask: int) -> None:
         move(mask)
-        barrier.complete_tx(nbytes * mask.bit_count())
+        barrier.complete_tx(nbytes * mask.bit_count(), async_proxy=False)
 
     for barrier, mask in lanes.items():
         w.queue.submit(functools.partial(finish, barrier, mask), what, agent=w.copying(barrier))

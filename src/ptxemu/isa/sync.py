@@ -66,6 +66,7 @@ def fence_proxy(w: Warp, m: int, *, kind: str) -> None:
 @warp("fence.proxy.tensormap::generic.release.scope", scope="cta cluster gpu sys")
 def fence_tensormap_release(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  Generic writes of a tensor map come before its use after the matching acquire."""
+    fence(w, m)
 
 
 @warp("fence.proxy.tensormap::generic.acquire.scope [addr], size", scope="cta cluster gpu sys")
@@ -75,6 +76,9 @@ def fence_tensormap_acquire(w: Warp, m: int, addr: Value, size: Value) -> None:
         raise LaunchError(f"fence.proxy.tensormap::generic.acquire of {size} bytes; allowed: 128")
     for _, at in each(w, m, addr):
         w.memory.find(at, at + 128)
+    fence(w, m)
+    if w.agent is not None:
+        w.agent.fence_tensormap()
 
 
 @warp("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster")

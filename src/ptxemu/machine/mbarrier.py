@@ -59,10 +59,10 @@ class Mbarrier(Signal):
         self._transfer(amount)
         self._settle()  # they may all have come already
 
-    def complete_tx(self, amount: int, *, relaxed: bool = False) -> None:
+    def complete_tx(self, amount: int, *, relaxed: bool = False, async_proxy: bool = True) -> None:
         """Bytes have arrived.  relaxed: a thread says so; else a copy, which releases what it wrote."""
         if self.sync is not None:
-            self.sync.arrive(relaxed, async_proxy=not relaxed)
+            self.sync.arrive(relaxed, async_proxy and not relaxed)
         self.came += amount
         self._transfer(-amount)
         self._settle()

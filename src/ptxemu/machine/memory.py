@@ -45,6 +45,7 @@ RANK_SHIFT = 24  # the bits of a shared address from here up are the CTA's rank 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
 WINDOW_MASK = (1 << 32) - 1
+GRANULE = 16  # bytes of which a watcher remembers accesses together
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LANE_INDEX = np.arange(LANES)
@@ -97,7 +98,7 @@ class Tally(Protocol):
 class Region:
     """`data`, uint8 (size,), at addresses base..base+size-1.  owner: the CTA of shared memory."""
 
-    __slots__ = ("_views", "base", "data", "end", "name", "owner", "shadow", "undefined")
+    __slots__ = ("_views", "base", "data", "end", "name", "owner", "shadow", "written")
 
     def __init__(self, name: str, base: int, data: NDArray[np.uint8], owner: object = None) -> None:
         self.name = name
@@ -106,8 +107,8 @@ class Region:
         self.end = base + data.size
         self.owner = owner
         self._views: dict[int, NDArray[Any]] = {}
-        self.undefined = False  # whether reading what no kernel wrote is a mistake
         self.shadow: Shadow | None = None  # what a watcher remembers of it
+        self.written: NDArray[np.uint16] | None = None  # bytes of each granule that were written; None: all
 
     def items(self, nbytes: int) -> NDArray[Any]:
         """The data as words of `nbytes` bytes, from the base; a rest at the end is cut off.
@@ -310,12 +311,17 @@ class GlobalMemory(Space):
         self._bases: list[int] = []
         self._recent: Region | None = None
 
-    def register(self, name: str, data: NDArray[np.uint8]) -> Region:
-        """Makes host memory accessible at its own address.  Overlaps with registered memory raise LaunchError."""
+    def register(self, name: str, data: NDArray[np.uint8], *, initialised: bool = True) -> Region:
+        """Makes host memory accessible at its own address.  Overlaps with registered memory raise LaunchError.
+
+        initialised=False: a watcher reports reads of what no kernel has written.
+        """
         if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
             raise LaunchError(f"{name}: global memory is a contiguous uint8 array, not {data.dtype} {data.shape}")
         base = data.ctypes.data
         region = Region(name, base, data)
+        if not initialised:
+            region.written = np.zeros((base % GRANULE + data.size + GRANULE - 1) // GRANULE, np.uint16)
         index = bisect.bisect_right(self._bases, base)
         for other in self.regions[max(index - 1, 0) : index + 1]:
             if base < other.end and other.base < region.end:

@@ -82,6 +82,7 @@ class Warp:
         self.local = LocalMemory(program.local_size)
         self.counts = [0] * len(program.blocks)
         self.specials: dict[str, Any] = {}  # values of special registers that stay the same
+        self.defined: dict[int, int] = {}  # lanes that have written a register, of those that `uses` asks for
         self.state: dict[Any, Any] = {}  # for instructions that keep something a warp: bulk groups, retries
         self.group = Group(self, mask, [0] * program.register_count, program.blocks[0])
         self.groups = [self.group]
@@ -147,6 +148,16 @@ class Warp:
         """Every register of the tcgen05.ld at the line has been used."""
         if self.agent is not None:
             self.agent.loaded(line)
+
+    def uses(self, registers: tuple[int, ...], mask: int) -> None:
+        """Lanes read registers that may not have been written yet."""
+        watch = self.grid.watch
+        if watch is not None and any(mask & ~self.defined.get(register, 0) for register in registers):
+            watch.undefined_register(self)
+
+    def defines(self, registers: tuple[int, ...], mask: int) -> None:
+        for register in registers:
+            self.defined[register] = self.defined.get(register, 0) | mask
 
     def after_all(self, kind: str, m: int = 1) -> Agent | None:
         """The completion of all that the thread, or the warp, has issued of a kind."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.machine.lanes import lanes
-from ptxemu.watch.clocks import BEFORE, GLOBAL, INIT, ORDER, SHARED, TENSOR, Chains, Clock
+from ptxemu.watch.clocks import BEFORE, GLOBAL, INIT, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock
 
 if TYPE_CHECKING:
     from ptxemu.machine.mbarrier import Mbarrier
@@ -114,6 +114,11 @@ class WarpAgent(Agent):
         for row in (SHARED,) * shared + (GLOBAL,) * in_global:
             np.maximum(known[row], known[ORDER], out=known[row])
         self._tick()
+
+    def fence_tensormap(self) -> None:
+        """fence.proxy.tensormap::generic.acquire: tensor maps that were written before may be used."""
+        known = self.clock.fit()
+        np.maximum(known[TENSORMAP], known[ORDER], out=known[TENSORMAP])
 
     def before_thread_sync(self) -> None:
         self._prepare(BEFORE, self.clock.fit()[ORDER].copy())

@@ -26,6 +26,7 @@ __all__ = [
     "ORDER",
     "SHARED",
     "TENSOR",
+    "TENSORMAP",
     "Chains",
     "Clock",
     "Lookup",
@@ -35,10 +36,11 @@ Known = NDArray[np.int32]
 Lookup = Callable[[Any], Any]  # chains (an array of them) to the indices known of each
 
 # What a clock tells of a chain, a row each: known to be ordered before; of that, what the async proxy may see in shared
-# and in global memory; mbarrier.init that fence.mbarrier_init made visible; and what of the tcgen05 operations was put
-# before a synchronisation by tcgen05.fence::before_thread_sync, and behind one by fence::after_thread_sync.
-ORDER, SHARED, GLOBAL, INIT, BEFORE, TENSOR = range(6)
-ROWS = 6
+# and in global memory, and what the tensormap proxy may; mbarrier.init that fence.mbarrier_init made visible; and what
+# of the tcgen05 operations was put before a synchronisation by tcgen05.fence::before_thread_sync, and behind one by
+# fence::after_thread_sync.
+ORDER, SHARED, GLOBAL, TENSORMAP, INIT, BEFORE, TENSOR = range(7)
+ROWS = 7
 CHAIN_BITS = 12  # global memory names a chain of any cluster: cluster << CHAIN_BITS | chain
 
 

@@ -139,6 +139,10 @@ class Rules:
         if ordered and place.region is None:
             fences = "tcgen05.fence::before_thread_sync, a synchronisation and tcgen05.fence::after_thread_sync"
             return "missing tcgen05.fence", f"{me} needs {fences} between it and {them} by another thread"
+        if ordered and mine.proxy == "tensormap":
+            return "missing fence.proxy.tensormap", (
+                f"{me} comes after {them}, but no fence.proxy.tensormap::generic lies between them"
+            )
         if ordered:
             space = place.async_space
             return "missing fence.proxy.async", (
@@ -203,6 +207,22 @@ class Rules:
             warp=agent.warp,
             address=place.address(cell),
             allocation=place.name,
+        )
+
+    def undefined_register(self, agent: Agent, line: int) -> None:
+        self.findings.add(
+            "uninitialised register", "reads a register that nothing has written", line=line, warp=agent.warp
+        )
+
+    def two_inits(self, agent: Agent, line: int, before: int) -> None:
+        """An mbarrier is initialised twice, by threads that are not ordered."""
+        self.findings.add(
+            "race",
+            "initialises a barrier that another thread initialises, too, without an order between them",
+            line=line,
+            warp=agent.warp,
+            other=f"line {before}: `{self.findings.place(before)[0]}`",
+            other_line=before,
         )
 
     def init_not_visible(self, sync: Sync, agent: Agent, async_proxy: bool) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.machine.memory import GRANULE
 from ptxemu.watch.clocks import Lookup
 
 __all__ = ["FENCED", "FULL_CELL", "GRANULE", "WRITE", "Access", "Conflicts", "Shadow"]
 
-GRANULE = 16
 FULL_CELL = 0xFFFF
 # The lowest bits of a site: a write; an access that later ones of another proxy, or tcgen05 operations of other
 # threads, see through a fence only.
@@ -54,25 +54,31 @@ class Conflicts:
 
 
 class Shadow:
-    """cells: how many; most: accesses of a cell that are kept; more readers push out one of those before."""
+    """cells: how many; most: accesses of a cell that are kept; more readers push out one of those before.
 
-    def __init__(self, cells: int, most: int, written: bool) -> None:
+    written: the parts of each cell that were written, kept up to date; None: all were.
+    """
+
+    def __init__(self, cells: int, most: int, written: NDArray[np.uint16] | None) -> None:
         self.cells = cells
         self.most = most
         self.chain = np.zeros((2, cells), np.int32)
         self.index = np.zeros((2, cells), np.int32)
         self.site = np.zeros((2, cells), np.int32)
         self.mask = np.zeros((2, cells), np.uint16)  # 0: a free place
-        self.written = np.full(cells, FULL_CELL, np.uint16) if written else np.zeros(cells, np.uint16)
+        self.written = written
 
     def unwritten(self, where: Where, mask: Mask) -> NDArray[np.intp]:
         """Of the cells, those of which a part under the mask was never written, as places in `where`."""
+        if self.written is None:
+            return _NONE
         missing = ~self.written[where] & np.uint16(mask)
         return np.flatnonzero(missing) if missing.any() else _NONE
 
     def reset(self, where: Where) -> None:
         """The memory is new there, with undefined contents."""
-        self.written[where] = 0
+        if self.written is not None:
+            self.written[where] = 0
         self.mask[:, where] = 0
 
     def record(self, where: Where, mask: Mask, access: Access) -> Conflicts | None:
@@ -90,7 +96,8 @@ class Shadow:
             conflict &= (sites & WRITE) != 0
         found = self._conflicts(where, conflict) if conflict.any() else None
         if write:
-            self.written[where] |= part
+            if self.written is not None:
+                self.written[where] |= part
             left = masks & ~part
             self.mask[:, where] = left
             free = left == 0

@@ -20,7 +20,7 @@ from ptxemu.machine.lanes import bools
 from ptxemu.machine.lanes import lanes as lanes_of
 from ptxemu.machine.tmem import cells as tensor_cells
 from ptxemu.watch.agents import Agent, Sync, WarpAgent
-from ptxemu.watch.clocks import CHAIN_BITS, GLOBAL, ORDER, SHARED, TENSOR, Chains, Clock
+from ptxemu.watch.clocks import CHAIN_BITS, GLOBAL, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock
 from ptxemu.watch.prerequisite import CHAIN, GridBefore
 from ptxemu.watch.rules import Place, Rules
 from ptxemu.watch.shadow import FENCED, FULL_CELL, GRANULE, WRITE, Access, Shadow
@@ -97,6 +97,16 @@ class Watcher:
         sync.init, sync.init_line = (agent.chain, agent.index), line
         return sync
 
+    def undefined_register(self, warp: Warp) -> None:
+        """The warp reads a register that nothing has written."""
+        self.rules.undefined_register(_agent(warp), self._line(_agent(warp)))
+
+    def initialised_again(self, warp: Warp, sync: Sync, line: int) -> None:
+        """mbarrier.init of a barrier that is initialised already, to the same state."""
+        agent = _agent(warp)
+        if sync.init is not None and int(agent.clock.lookup(ORDER)(sync.init[0])) < sync.init[1]:
+            self.rules.two_inits(agent, line, sync.init_line)
+
     # Shared and global memory
 
     def view(
@@ -167,7 +177,9 @@ class Watcher:
         scope = order.scope if order is not None else 0
         site = self.rules.site(line, agent.warp, proxy, scope, write, proxy == "generic", late)
         lookup = agent.clock.lookup if shared else agent.clock.lookup_anywhere
-        fenced = None if proxy == "generic" else lookup(SHARED if shared else GLOBAL)
+        fenced = (
+            None if proxy == "generic" else lookup(TENSORMAP if proxy == "tensormap" else SHARED if shared else GLOBAL)
+        )
         access = Access(chain, agent.index, site, lookup(ORDER), fenced, self._fence_bits)
         if (conflicts := shadow.record(where, mask, access)) is not None:
             self.rules.conflict(agent, line, site, Place(region), conflicts)
@@ -240,7 +252,7 @@ class Watcher:
     def _tensor_shadow(self, cta: Cta) -> Shadow:
         shadow: Shadow | None = cta.tmem.shadow
         if shadow is None:
-            shadow = cta.tmem.shadow = Shadow(TENSOR_CELLS, MOST["tensor"], written=False)
+            shadow = cta.tmem.shadow = Shadow(TENSOR_CELLS, MOST["tensor"], np.zeros(TENSOR_CELLS, np.uint16))
         return shadow
 
 
@@ -251,9 +263,8 @@ def _agent(warp: Warp) -> WarpAgent:
 
 def _shadow(region: Region, shared: bool) -> Shadow:
     cells = (region.end - (region.base & -GRANULE) + GRANULE - 1) // GRANULE
-    if shared:
-        return Shadow(cells, MOST["shared"], written=False)
-    return Shadow(cells, MOST["global"], written=not region.undefined)
+    written = np.zeros(cells, np.uint16) if shared else region.written
+    return Shadow(cells, MOST["shared" if shared else "global"], written)
 
 
 def _cell_at(where: Any, place: Any) -> int:
