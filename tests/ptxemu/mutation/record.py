@@ -7,6 +7,7 @@ the changed line, which tells whether it is reached at all.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -33,12 +34,17 @@ FAULT = "{{ .reg .b64 nowhere; mov.b64 nowhere, 0; {guard}st.global.b32 [nowhere
 
 
 def setups() -> dict[str, Callable[[], Setup]]:
-    """Every case that can be made here: NVIDIA's need their compiler."""
-    try:
+    """Every case that can be made here: some need the compiler of CuTe DSL."""
+    found = dict(OWN)
+    with contextlib.suppress(ImportError):
         from nvidia_cases import NVIDIA
-    except ImportError:
-        return dict(OWN)
-    return {**OWN, **NVIDIA}
+
+        found |= NVIDIA
+    with contextlib.suppress(ImportError):
+        from blockscale_cases import BLOCKSCALE
+
+        found |= BLOCKSCALE
+    return found
 
 
 def run(name: str, setup: Setup, only: set[str] | None = None) -> dict[str, Any]:
