@@ -1,4 +1,4 @@
-"""Runs the whole suite and writes record.json: `python record.py [kernel ...]`, which goes on where it stopped.
+"""Runs the suite and writes record.json: `python record.py [--each N] [kernel ...]`, which goes on where it stopped.
 
 What each mutant did is kept under build/mutation, by kernel, PTX and emulator, so that a run that stops loses nothing
 and a changed emulator starts anew.  Survivors run once more with strict checks, and once with a fault in the place of
@@ -7,13 +7,13 @@ the changed line, which tells whether it is reached at all.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import hashlib
 import importlib.metadata
 import json
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from cases import OWN, Setup
 from mutants import OPERATORS, Mutant
 from ptx_lines import read
-from suite import Kernel, identity
+from suite import Kernel, identity, sample
 
 import ptxemu
 from ptxemu.testing import RUNS
@@ -30,6 +30,7 @@ from ptxemu.testing import RUNS
 HERE = Path(__file__).parent
 RECORD = HERE / "record.json"
 PROGRESS = HERE.parents[2] / "build" / "mutation"
+ALL = 1 << 30
 FAULT = "{{ .reg .b64 nowhere; mov.b64 nowhere, 0; {guard}st.global.b32 [nowhere], 0; }}"
 
 
@@ -47,17 +48,15 @@ def setups() -> dict[str, Callable[[], Setup]]:
     return found
 
 
-def run(name: str, setup: Setup, only: set[str] | None = None) -> dict[str, Any]:
-    """A kernel's part of the record.  only: identities of mutants to run; None: all."""
+def run(name: str, setup: Setup, each: int = ALL) -> dict[str, Any]:
+    """A kernel's part of the record, of up to `each` mutants an operator, drawn by seed 0."""
     kernel = Kernel(setup)
     done = _Progress(name, setup)
     counts: dict[str, list[int]] = {operator: [0, 0] for operator in OPERATORS}
     how: dict[str, int] = {}
     survivors = []
-    for text, mutant in kernel.mutants:
+    for text, mutant in sample(kernel, 0, each):
         key = identity(text, mutant)
-        if only is not None and key not in only:
-            continue
         if key not in done.results:
             result = kernel.run(text, mutant)
             entry: dict[str, Any] = {"caught": result.caught, "schedule": result.schedule}
@@ -74,6 +73,7 @@ def run(name: str, setup: Setup, only: set[str] | None = None) -> dict[str, Any]
             survivors.append(place | {"before": mutant.before, "strict": entry["strict"], "reached": entry["reached"]})
     how.pop("", None)
     return {
+        "mutants": len(kernel.mutants),
         "counts": {operator: count for operator, count in counts.items() if count[1]},
         "how": dict(sorted(how.items(), key=lambda item: -item[1])),
         "survivors": survivors,
@@ -129,14 +129,18 @@ def write(parts: dict[str, Any]) -> None:
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     known = setups()
-    for name in names or known:
-        part = run(name, known[name]())
+    parser = argparse.ArgumentParser(description="Runs mutants and writes record.json.")
+    parser.add_argument("--each", type=int, default=ALL, help="mutants an operator and kernel, drawn by seed 0")
+    parser.add_argument("kernels", nargs="*", default=[*known], choices=[*known, []])
+    given = parser.parse_args()
+    for name in given.kernels:
+        part = run(name, known[name](), given.each)
         write({name: part})
         caught, total = (sum(count[i] for count in part["counts"].values()) for i in (0, 1))
         print(f"{name}: {caught} of {total} caught, {len(part['survivors'])} survive", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

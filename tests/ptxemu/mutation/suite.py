@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cases import Setup
@@ -69,21 +69,19 @@ class Kernel:
 
 
 def sample(kernel: Kernel, seed: int, each: int) -> list[tuple[str, Mutant]]:
-    """Up to `each` mutants of every operator, drawn by the seed, in the order of `kernel.mutants`."""
+    """Up to `each` mutants of every operator, drawn by the seed, in the order of `kernel.mutants`.
+
+    A larger sample holds the smaller ones of its seed.
+    """
     by_operator: dict[str, list[int]] = {}
     for index, (_, mutant) in enumerate(kernel.mutants):
         by_operator.setdefault(mutant.operator, []).append(index)
-    draw = random.Random(f"mutants {seed}")
-    chosen: set[int] = set()
-    for indices in by_operator.values():
-        chosen |= set(draw.sample(indices, min(each, len(indices))))
+    chosen: list[int] = []
+    for operator, indices in by_operator.items():
+        random.Random(f"{operator} {seed}").shuffle(indices)
+        chosen += indices[:each]
     return [kernel.mutants[i] for i in sorted(chosen)]
 
 
 def identity(name: str, mutant: Mutant) -> str:
     return f"{name}:{mutant.line}:{mutant.operator}:{mutant.change}"
-
-
-def survivors(kernel: Kernel, given: Iterable[tuple[str, Mutant]]) -> list[tuple[str, Mutant]]:
-    """Those that show under no schedule."""
-    return [(name, mutant) for name, mutant in given if not kernel.run(name, mutant).caught]
