@@ -275,7 +275,12 @@ class Space:
 
     def misaligned(self, address: int, nbytes: int, lane: int | None = None) -> MemoryFault:
         who = "" if lane is None else f"lane {lane}: "
-        return MemoryFault(f"{who}{self.name} address {address:#x} is not aligned to the {nbytes} bytes of the access")
+        try:
+            where = f" in {self.find(address, address + 1)}"
+        except MemoryFault:
+            where = ""
+        message = f"{self.name} address {address:#x}{where} is not aligned to the {nbytes} bytes of the access"
+        return MemoryFault(who + message)
 
 
 @functools.lru_cache(maxsize=4096)

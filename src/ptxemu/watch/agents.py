@@ -45,7 +45,13 @@ class Agent:
 
     def release(self, into: Clock, relaxed: bool) -> None:
         """What it knows goes to whoever acquires `into`."""
-        into.merge(self.clock)
+        _publish(self.clock, into)
+
+
+def _publish(clock: Clock, into: Clock) -> None:
+    """What a release carries: of tcgen05 operations, what fence::before_thread_sync put before it alone."""
+    into.merge(clock)
+    into.known[TENSOR] = 0
 
 
 class Stream:
@@ -84,7 +90,7 @@ class WarpAgent(Agent):
     def release(self, into: Clock, relaxed: bool) -> None:
         source = self.fenced if relaxed else self.clock
         if source is not None:
-            into.merge(source)
+            _publish(source, into)
         if not relaxed:
             self._tick()
 

@@ -43,7 +43,7 @@ class Finding:
         if self.text:
             parts.append(f"`{self.text}`" + (f" ({self.source})" if self.source else ""))
         if self.warp:
-            parts.append(f"by {self.warp}" + (f" ({self.role})" if self.role else ""))
+            parts.append(f"by {self.warp}" + _in_brackets(self.role))
         if self.address is not None:
             parts.append(f"address {self.address:#x}" + (f" in {self.allocation}" if self.allocation else ""))
         if self.other:
@@ -85,8 +85,7 @@ class Findings:
 
     def who(self, warp: Warp) -> str:
         """A warp's name and its role, where that says something."""
-        role = role_of(warp)
-        return warp.name if role == OTHER else f"{warp.name} ({role})"
+        return warp.name + _in_brackets(role_of(warp))
 
     def place(self, line: int) -> tuple[str, str]:
         """The text of a PTX line, and "file:line" of the source or nothing."""
@@ -98,9 +97,13 @@ class Findings:
     def party(self, line: int, warp: str, role: str, what: str = "") -> str:
         """The words for the other party of a finding."""
         text, source = self.place(line)
-        who = warp + (f" ({role})" if role else "")
-        return f"{what} by {who}, line {line}: `{text}`" + (f" ({source})" if source else "")
+        return f"{what} by {warp}{_in_brackets(role)}, line {line}: `{text}`" + (f" ({source})" if source else "")
 
     def all(self) -> list[Finding]:
         """In the order in which they were found first."""
         return list(self._found.values())
+
+
+def _in_brackets(role: str) -> str:
+    """A role behind a warp's name, where it says something."""
+    return "" if role in ("", OTHER) else f" ({role})"

@@ -93,9 +93,7 @@ class Rules:
     def ended(self, cluster: Cluster) -> None:
         self._running.pop(cluster.chains.serial, None)
 
-    def site(
-        self, line: int, warp: Warp, proxy: str, scope: int, write: bool, fenced: bool, late: bool = False
-    ) -> int:
+    def site(self, line: int, warp: Warp, proxy: str, scope: int, write: bool, fenced: bool, late: bool = False) -> int:
         key = line, warp.cta.rank, warp.index, proxy, scope, write, late, fenced
         found = self._ids.get(key)
         if found is None:
