@@ -21,7 +21,7 @@ from ptxemu.isa.engine import Value, thread
 from ptxemu.isa.mbarrier import barrier_at
 from ptxemu.machine import tma
 from ptxemu.machine.lanes import lanes
-from ptxemu.machine.memory import RANK_SHIFT, Touched
+from ptxemu.machine.memory import RANK_SHIFT, Order, Touched, strength
 from ptxemu.machine.tensormap import SIZE, InvalidTensorMap, TensorMap, replace_field
 
 if TYPE_CHECKING:
@@ -46,12 +46,18 @@ TENSOR_EXTRAS = " ".join(dict.fromkeys(" ".join(_orders(MULTICAST, HINT, group) 
 BULK_EXTRAS = _orders(MULTICAST, HINT)
 DIMENSIONS = "1d 2d 3d 4d 5d"
 SHARED = "shared::cta shared::cluster"
+REDUCTION = strength("relaxed", "gpu")  # the order that each operation of a reduction in global memory has
 
 
-def _submit_store(w: Warp, m: int, what: str, read: Callable[[], Bytes], write: Callable[[Bytes], object]) -> None:
+def _submit_store(
+    w: Warp, m: int, what: str, source: int, size: int, read: Callable[[Bytes], Bytes], write: Callable[[Bytes], object]
+) -> None:
+    """read: from the `size` bytes at shared `source` to what `write` takes."""
     held: list[Bytes] = []
-    source, target = w.grouped("bulk source", m), w.grouped("bulk store", m)
-    reading = w.queue.submit(lambda: held.append(read()), f"{what} (reading its source)", agent=source)
+    reader, target = w.grouped("bulk source", m), w.grouped("bulk store", m)
+    with w.queue.acts(reader):  # a watcher takes the source as read from now on
+        view = w.shared.view(source, size, proxy="async")
+    reading = w.queue.submit(lambda: held.append(read(view)), f"{what} (reading its source)")
     writing = w.queue.submit(lambda: void(write(held.pop())), what, after=[reading], agent=target)
     groups_of(w).add(Store(m, reading, writing))
 
@@ -142,9 +148,9 @@ def _signed(coords: Any) -> tuple[int, ...]:
     return tuple((c & 0xFFFFFFFF) - ((c & 0x80000000) << 1) for c in values)
 
 
-def _window(w: Warp) -> tma.GlobalWindow:
+def _window(w: Warp, order: Order | None = None) -> tma.GlobalWindow:
     def window(address: int, size: int, write: bool, touched: Touched) -> Bytes:
-        return w.memory.view(address, size, write=write, proxy="async", touched=touched)
+        return w.memory.view(address, size, write=write, proxy="async", touched=touched, order=order)
 
     return window
 
@@ -221,7 +227,9 @@ def tensor_store(w: Warp, m: int, map: int, coords: Value, at: int, *, dim: str)
 )
 def tensor_reduce(w: Warp, m: int, map: int, coords: Value, at: int, *, dim: str, op: str) -> None:
     """PTX 'cp.reduce.async.bulk.tensor'.  Combines a box into global memory, element by element."""
-    _tensor_out(w, m, map, coords, at, dim, lambda tensor, to, box: tma.reduce_box(tensor, to, box, op, _window(w)))
+    _tensor_out(
+        w, m, map, coords, at, dim, lambda tensor, to, box: tma.reduce_box(tensor, to, box, op, _window(w, REDUCTION))
+    )
 
 
 def _tensor_out(
@@ -238,10 +246,15 @@ def _tensor_out(
     tma.check_shared(tensor, source)
     _count(w, "TMA store", tma.inside_bytes(tensor, to), tensor.box_bytes)
 
-    def read() -> Bytes:
-        return tma.collect(tensor, w.shared.view(source, tensor.box_bytes, proxy="async"), source)
-
-    _submit_store(w, m, f"cp.async.bulk.tensor.{dim} store", read, lambda box: write(tensor, to, box))
+    _submit_store(
+        w,
+        m,
+        f"cp.async.bulk.tensor.{dim} store",
+        source,
+        tensor.box_bytes,
+        lambda view: tma.collect(tensor, view, source),
+        lambda box: write(tensor, to, box),
+    )
 
 
 @thread("cp.async.bulk.prefetch.tensor.dim.L2.global{.tile}{.L2::cache_hint} [map, coords]{, policy}", dim=DIMENSIONS)
@@ -358,24 +371,28 @@ def bulk_store_masked(w: Warp, m: int, to: int, at: int, size: int, bytes: int) 
 )
 def bulk_reduce(w: Warp, m: int, to: int, at: int, size: int, *, op: str, type: str) -> None:
     """PTX 'cp.reduce.async.bulk'.  Combines shared memory into global memory; f16 and bf16 keep subnormals."""
-    _to_global(w, m, to, at, size, "cp.reduce.async.bulk", functools.partial(tma.combine, op, type))
+    _to_global(w, m, to, at, size, "cp.reduce.async.bulk", functools.partial(tma.combine, op, type), REDUCTION)
 
 
 def _to_global(
-    w: Warp, m: int, to: int, at: int, size: int, what: str, combine: Callable[[Bytes, Bytes], Bytes]
+    w: Warp,
+    m: int,
+    to: int,
+    at: int,
+    size: int,
+    what: str,
+    combine: Callable[[Bytes, Bytes], Bytes],
+    order: Order | None = None,
 ) -> None:
     source = _own(w, _shared(w, at, what), what)
     _check_size(to, size, what)
     _count(w, "TMA store", size, size)
 
-    def read() -> Bytes:
-        return np.array(w.shared.view(source, size, proxy="async"))
-
     def write(data: Bytes) -> None:
-        target = w.memory.view(to, size, write=True, proxy="async")
+        target = w.memory.view(to, size, write=True, proxy="async", order=order)
         target[:] = combine(target, data)
 
-    _submit_store(w, m, what, read, write)
+    _submit_store(w, m, what, source, size, np.array, write)
 
 
 @thread("cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [at], size{, policy}")

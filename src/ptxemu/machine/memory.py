@@ -81,7 +81,15 @@ class Watch(Protocol):
     """Sees every access."""
 
     def view(
-        self, space: Space, region: Region, address: int, nbytes: int, write: bool, proxy: str, touched: Touched | None
+        self,
+        space: Space,
+        region: Region,
+        address: int,
+        nbytes: int,
+        write: bool,
+        proxy: str,
+        touched: Touched | None,
+        order: Order | None,
     ) -> None: ...
 
     def lanes(
@@ -141,12 +149,19 @@ class Space:
         raise NotImplementedError
 
     def view(
-        self, address: int, nbytes: int, *, write: bool = False, proxy: str = "generic", touched: Touched | None = None
+        self,
+        address: int,
+        nbytes: int,
+        *,
+        write: bool = False,
+        proxy: str = "generic",
+        touched: Touched | None = None,
+        order: Order | None = None,
     ) -> NDArray[np.uint8]:
         """Bytes address..address+nbytes-1, to read or to write in place, all or what is `touched` of them."""
         region = self.find(address, address + nbytes)
         if self.watch is not None:
-            self.watch.view(self, region, address, nbytes, write, proxy, touched)
+            self.watch.view(self, region, address, nbytes, write, proxy, touched, order)
         if write:
             self.writes += 1
             if not region.data.flags.writeable:

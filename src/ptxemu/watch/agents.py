@@ -188,22 +188,27 @@ class WarpAgent(Agent):
 
     # Who its asynchronous operations act as: with what it knows when it issues them.
 
+    def _issue(self, chain: int, index: int, barrier: Mbarrier | None = None) -> Agent:
+        agent = Agent(self.warp, self.clock.copy(), chain, index, barrier)
+        self._tick()  # what the warp does from now on does not come before
+        return agent
+
     def copying(self, barrier: Mbarrier) -> Agent:
         """A copy that signals an mbarrier."""
         assert barrier.sync is not None
-        return Agent(self.warp, self.clock.copy(), barrier.sync.chain, 0, barrier)
+        return self._issue(barrier.sync.chain, 0, barrier)
 
     def grouped(self, kind: str, lane: int) -> Agent:
         """A copy that belongs to the open group of its kind."""
         stream = self.stream(kind, lane, head=1)
-        return Agent(self.warp, self.clock.copy(), stream.chain, stream.head)
+        return self._issue(stream.chain, stream.head)
 
     def piped(self, kind: str, lane: int, ordered: bool) -> Agent:
         """An operation of a pipe, complete after those before it; ordered: its accesses come after theirs, too, which
         is so by the manual for some pairs, and where `strict` does not ask for more for all."""
         stream = self.stream(kind, lane)
         stream.head += 1
-        agent = Agent(self.warp, self.clock.copy(), stream.chain, stream.head)
+        agent = self._issue(stream.chain, stream.head)
         if ordered or not self.strict:
             agent.clock.fit()[[ORDER, TENSOR], stream.chain] = stream.head
         return agent
@@ -219,7 +224,7 @@ class WarpAgent(Agent):
         """The completion of all that was issued of a kind so far; with tcgen05.commit, which implies
         fence::before_thread_sync."""
         stream = self.stream(kind, lane)
-        agent = Agent(self.warp, self.clock.copy(), stream.chain, stream.head)
+        agent = self._issue(stream.chain, stream.head)
         known = agent.clock.fit()
         known[[ORDER, TENSOR], stream.chain] = stream.head
         np.maximum(known[BEFORE], known[ORDER], out=known[BEFORE])

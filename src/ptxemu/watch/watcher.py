@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +36,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Watcher"]
 
+_CLUSTER, _DEVICE = 2, 3
 MOST = {"shared": 16, "global": 4, "tensor": 16}  # accesses of a cell that are kept
 TENSOR_CELLS = 4 * 512
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What was released at an address: the scope, and the warp that did it last."""
+
+    clock: Clock
+    scope: int
+    warp: Warp
+
+
+def in_scope(scope: int, one: Warp, other: Warp) -> bool:
+    """Whether a scope (1 CTA, 2 cluster, 3 device) around either warp includes the other."""
+    return scope >= _DEVICE or (one.cluster is other.cluster and (scope == _CLUSTER or one.cta is other.cta))
 
 
 class Watcher:
@@ -46,7 +62,7 @@ class Watcher:
         self.strict = strict
         self.before = before
         self.rules = Rules(findings, strict)
-        self.flags: dict[tuple[int, int], Clock] = {}  # what stores and atomics released, by cluster (-1: global)
+        self.flags: dict[tuple[int, int], Flag] = {}  # what stores and atomics released, by cluster (-1: global)
         self._fence_bits = FENCED if strict else FENCED | WRITE
 
     def attach(self, grid: Grid) -> None:
@@ -110,7 +126,15 @@ class Watcher:
     # Shared and global memory
 
     def view(
-        self, space: Space, region: Region, address: int, nbytes: int, write: bool, proxy: str, touched: Touched | None
+        self,
+        space: Space,
+        region: Region,
+        address: int,
+        nbytes: int,
+        write: bool,
+        proxy: str,
+        touched: Touched | None,
+        order: Order | None,
     ) -> None:
         """An asynchronous unit, or a warp, reaches bytes from `address` on; `touched`: those 16-byte granules of them
         alone, counted from the first, and which of their bytes."""
@@ -121,7 +145,7 @@ class Watcher:
             where, mask = _span(start, nbytes)
         else:
             where, mask = touched[0] + start // GRANULE, touched[1]
-        self._access(space, region, where, mask, write, proxy, None)
+        self._access(space, region, where, mask, write, proxy, order)
 
     def lanes(
         self, space: Space, address: Any, nbytes: int, mask: int, write: bool, order: Order | None, atomic: bool = False
@@ -201,8 +225,9 @@ class Watcher:
         agent = self.acting()
         if isinstance(agent, WarpAgent):
             for key in self._flag_keys(space, address, mask):
-                if (clock := self.flags.get(key)) is not None:
-                    agent.acquire(clock, relaxed=not order.acquires)
+                flag = self.flags.get(key)
+                if flag is not None and in_scope(min(flag.scope, order.scope), agent.warp, flag.warp):
+                    agent.acquire(flag.clock, relaxed=not order.acquires)
 
     def _release(self, space: Space, address: Any, mask: int, order: Order, atomic: bool) -> None:
         """A store begins a new release sequence at its address, an atomic goes on with the one there."""
@@ -212,12 +237,11 @@ class Watcher:
         clock = Clock(agent.clock.chains)
         agent.release(clock, relaxed=not order.releases)
         for key in self._flag_keys(space, address, mask):
+            scope, published = order.scope, clock
             if atomic and (before := self.flags.get(key)) is not None:
-                joined = before.copy()
-                joined.merge(clock)
-                self.flags[key] = joined
-            else:
-                self.flags[key] = clock
+                scope, published = min(scope, before.scope), before.clock.copy()
+                published.merge(clock)
+            self.flags[key] = Flag(published, scope, agent.warp)
 
     # Tensor memory
 
