@@ -110,7 +110,7 @@ SHAPES = "16x64b 16x128b 16x256b 32x32b"
 Words = npt.NDArray[np.uint32]
 
 
-def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool, watched: bool = True) -> Words:
+def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool) -> Words:
     """The block of tensor memory that a warp's load or store touches; it has to lie in the warp's quarter."""
     at = _uniform(address, m, "the address")
     lane, column = split(at)
@@ -121,7 +121,7 @@ def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool, watched
             f"{QUARTER * quarter + QUARTER - 1}, not {lane} to {lane + part.lanes - 1}"
         )
     block = w.cta.tmem.block(at, part.lanes, part.columns)
-    if watched and w.grid.watch is not None:
+    if w.grid.watch is not None:
         cells = quarter * COLUMNS + column + part.used
         w.grid.watch.tensor(w.cta, cells, (1 << part.lanes // 2) - 1 << lane % QUARTER // 2, write)
     return block
@@ -179,18 +179,19 @@ def _store(w: Warp, m: int, address: Value, values: Any, part: Fragment, packed:
     for row, value in enumerate(values if isinstance(values, tuple | list) else [values]):
         table[row] = value
     at = _uniform(address, m, "the address")
-    _block(w, m, at, part, write=True, watched=False)
+    agent = w.piped("tcgen05.st")
+    with w.queue.acts(agent):  # a watcher takes it as written from now on
+        block = _block(w, m, at, part, write=True)
     w.grid.counters.moved["tensor memory, tcgen05.st"] += _nbytes(part, packed)
 
     def write() -> None:
-        block = _block(w, m, at, part, write=True)
         if packed:
             part.store(block, table & np.uint32(0xFFFF))
             part.store(block[:, 1:], table >> np.uint32(16))
         else:
             part.store(block, table)
 
-    w.queue.submit(write, "tcgen05.st", stream=("tcgen05.st", w), agent=w.piped("tcgen05.st"))
+    w.queue.submit(write, "tcgen05.st", stream=("tcgen05.st", w))
 
 
 @warp("tcgen05.st.sync.aligned.shape.num.b32 [address], <r>", shape=SHAPES, num=NUM)

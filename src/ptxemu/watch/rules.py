@@ -147,6 +147,8 @@ class Rules:
                 f"{me} comes after {them}, but no fence.proxy.async for {space} memory lies between them: the async "
                 "proxy may not see it"
             )
+        if self._waited_for(serial, other, chain, index):
+            return "race", f"{me} is not ordered after {them}"
         if stream == "tcgen05.ld":
             return "missing tcgen05.wait::ld", f"{me} overtakes {them} that no tcgen05.wait::ld waited for"
         if stream == "tcgen05.st":
@@ -156,6 +158,12 @@ class Rules:
                 f"{me} overwrites what a bulk store still reads: cp.async.bulk.wait_group.read has to come first"
             )
         return "race", f"{me} is not ordered after {them}"
+
+    def _waited_for(self, serial: int, other: Site, chain: int, index: int) -> bool:
+        """Whether the warp that issued the other access knows it to be complete: then no wait is missing."""
+        cluster = self._running.get(serial)
+        agent = cluster.ctas[other.rank].warps[other.warp].agent if cluster is not None else None
+        return agent is None or int(agent.clock.lookup(ORDER)(chain)) >= index
 
     def _morally_strong(self, agent: Agent, mine: Site, serial: int, other: Site) -> bool:
         """PTX 'Morally strong operations': both strong, and each in the other's scope."""
