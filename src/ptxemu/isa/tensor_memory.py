@@ -181,10 +181,11 @@ def _store(w: Warp, m: int, address: Value, values: Any, part: Fragment, packed:
     at = _uniform(address, m, "the address")
     agent = w.piped("tcgen05.st")
     with w.queue.acts(agent):  # a watcher takes it as written from now on
-        block = _block(w, m, at, part, write=True)
+        _block(w, m, at, part, write=True)
     w.grid.counters.moved["tensor memory, tcgen05.st"] += _nbytes(part, packed)
 
     def write() -> None:
+        block = _block(w, m, at, part, write=True)
         if packed:
             part.store(block, table & np.uint32(0xFFFF))
             part.store(block[:, 1:], table >> np.uint32(16))
