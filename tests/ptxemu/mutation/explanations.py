@@ -1,4 +1,4 @@
-"""Why mutants survive: rules that are tried in order, and what a survivor that none fits is called.
+"""Why mutants survive: rules that are tried in order, a kernel's own before the general ones.
 
 A rule's kind is "equivalent" (no run of the changed kernel can be told from one of the right kernel), "strict" (the
 manual forbids it, published kernels do it: strict checks report it) or "missed" (a fault that the emulator does not
@@ -35,14 +35,66 @@ class Rule:
 
 
 UNEXPLAINED = Rule("missed", "not explained")
-RULES: tuple[Rule, ...] = ()
+SAME = "equivalent"
+
+# What holds for every kernel.
+GENERAL = (
+    Rule(SAME, "a named barrier is a number: all threads that meet there use the other one alike, and nobody else does",
+         operator="change_barrier", before=r"bar(rier)?\.sync"),
+    Rule(SAME, "a phase stays open until its arrival, so bytes may come before they are announced",
+         operator="swap", before=r"mbarrier\.arrive\.expect_tx", change=r"after `cp\.async\.bulk"),
+    Rule(SAME, "the proxy fence may come after the barrier, in the thread that issues the copy",
+         operator="swap", before=r"fence\.proxy\.async", change=r"after `bar\.sync"),
+    Rule(SAME, "the permit matters to other CTAs of the multiprocessor alone: none of this CTA allocates afterwards",
+         operator="drop_permit"),
+    Rule(SAME, "the leading offset is not used: K-major with a swizzle, or rows of 16 bytes",
+         kernel=r"nvidia|blockscale", operator="change_descriptor", change=r"[AB]: leading offset"),
+)  # fmt: skip
+PIPELINE = (
+    Rule(SAME, "the threads that write the buffer and the store that reads it take the other one alike",
+         operator="change_stage", before=r"shl\.b32 staged, staging"),
+    Rule(SAME, "threads of the CTA alone signal this barrier: the block's barrier is enough for them",
+         operator="swap", before=r"mbarrier\.init", change=r"after `fence\.mbarrier_init"),
+)  # fmt: skip
+CLUSTER = (
+    Rule(SAME, "barrier.cluster.arrive releases what came before, unless it is relaxed",
+         operator="drop_fence|swap", before=r"fence\.mbarrier_init|mbarrier\.init"),
+    Rule(SAME, "both barriers of a stage become those of the other one, in every CTA",
+         operator="change_stage", before=r"shl\.b32 slot, stage, 3"),
+    Rule(SAME, "a copy to the CTA's own memory needs nothing of the other CTAs",
+         operator="swap", before=r"barrier\.cluster\.wait", change=r"after `cp\.async\.cg"),
+)  # fmt: skip
+DEPENDENT = (
+    Rule(SAME, "griddepcontrol.wait waits for the whole grid before, also for what it writes after launch_dependents",
+         operator="swap", before=r"st\.global", change=r"after `griddepcontrol\.launch_dependents"),
+    Rule(SAME, "letting dependents start is no order for the reads of this grid",
+         operator="swap", before=r"griddepcontrol\.launch_dependents", change=r"after `ld\.global"),
+    Rule(SAME, "an arrival at a barrier of its own touches nothing of the grid before",
+         operator="swap", before=r"griddepcontrol\.wait", change=r"after `mbarrier\.arrive\.expect_tx"),
+    Rule(SAME, "a dependent waits for this grid, and this grid's other threads for the one before",
+         operator="swap", before=r"griddepcontrol\.wait", change=r"after `griddepcontrol\.launch_dependents"),
+)  # fmt: skip
+TENSOR = (
+    Rule(SAME, "warps 4 and 5 change their roles",
+         operator="change_predicate", before=r"@p bra LOAD"),
+    Rule(SAME, "threads of the CTA alone signal this barrier: the block's barrier is enough for them",
+         operator="swap", before=r"mbarrier\.init", change=r"after `fence\.mbarrier_init"),
+    Rule(SAME, "reads of global memory, which neither the fence nor the copy concerns",
+         operator="swap", before=r"fence\.proxy\.async", change=r"after `ld\.global"),
+)  # fmt: skip
+RULES: dict[str, tuple[Rule, ...]] = {
+    "pipeline": PIPELINE,
+    "cluster": CLUSTER,
+    "dependent": DEPENDENT,
+    "tensor": TENSOR,
+}
 
 
 def explain(kernel: str, survivor: dict[str, Any]) -> Rule:
     """The rule for a survivor of the record."""
     if not survivor["reached"]:
         return Rule("equivalent", "no thread gets there with this problem")
-    for rule in RULES:
+    for rule in (*RULES.get(kernel, ()), *GENERAL):
         if rule.fits(kernel, survivor):
             return rule
     if survivor["strict"]:

@@ -24,12 +24,13 @@ def setup(case: Case, problem: Problem, sms: int = 148) -> Setup:
     )
 
 
-# Seven stages, two accumulators and three staging buffers all come round: five tiles with four k steps each.
-ONE_CTA = BlockScaled(tile=(128, 64), clusters=1), Problem(128, 320, 1024)
+# Five tiles with two k steps each: seven stages, two accumulators and three staging buffers all come round, and the two
+# accumulators end unevenly.
+ONE_CTA = BlockScaled(tile=(128, 64), clusters=1), Problem(128, 320, 512)
 # Two pairs of CTAs a cluster share A and B by multicast.
-MULTICAST = BlockScaled(tile=(256, 128), cluster=(2, 2), out="Float16", clusters=1), Problem(256, 1024, 768)
+MULTICAST = BlockScaled(tile=(256, 128), cluster=(2, 2), out="Float16", clusters=1), Problem(256, 1280, 512)
 # Clusters cancel others and do their tiles: more tiles than multiprocessors.
-LAUNCH_CONTROL = Dense("BFloat16", "Float32", True, (256, 128), (2, 1)), Problem(256, 512, 320), 2
+LAUNCH_CONTROL = Dense("BFloat16", "Float32", True, (256, 128), (2, 1)), Problem(256, 640, 128), 2
 
 NVIDIA: dict[str, Callable[[], Setup]] = {
     "nvidia-1cta": functools.partial(setup, *ONE_CTA),

@@ -1,8 +1,8 @@
 """Runs the suite and writes record.json: `python record.py [--each N] [kernel ...]`, which goes on where it stopped.
 
 What each mutant did is kept under build/mutation, by kernel, PTX and emulator, so that a run that stops loses nothing
-and a changed emulator starts anew.  Survivors run once more with strict checks, and once with a fault in the place of
-the changed line, which tells whether it is reached at all.
+and a changed emulator starts anew.  Survivors run once more with strict checks, where the kernel as it is passes them,
+and with a fault in the place of the changed line, which tells whether it is reached at all.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def run(name: str, setup: Setup, each: int = ALL) -> dict[str, Any]:
     """A kernel's part of the record, of up to `each` mutants an operator, drawn by seed 0."""
     kernel = Kernel(setup)
     done = _Progress(name, setup)
+    strict = not kernel.run("", None, "strict").caught
     counts: dict[str, list[int]] = {operator: [0, 0] for operator in OPERATORS}
     how: dict[str, int] = {}
     survivors = []
@@ -61,7 +62,7 @@ def run(name: str, setup: Setup, each: int = ALL) -> dict[str, Any]:
             result = kernel.run(text, mutant)
             entry: dict[str, Any] = {"caught": result.caught, "schedule": result.schedule}
             if not result.caught:
-                entry["strict"] = kernel.run(text, mutant, "strict").caught
+                entry["strict"] = kernel.run(text, mutant, "strict").caught if strict else ""
                 entry["reached"] = _reached(kernel, text, mutant)
             done.add(key, entry)
         entry = done.results[key]
@@ -95,7 +96,7 @@ class _Progress:
 
     def __init__(self, name: str, setup: Setup) -> None:
         digest = hashlib.sha256()
-        for part in (*setup.texts.values(), *(path.read_text() for path in sorted(_sources()))):
+        for part in (*setup.texts.values(), *(path.read_text() for path in sorted(_sources(name)))):
             digest.update(part.encode())
         PROGRESS.mkdir(parents=True, exist_ok=True)
         self.path = PROGRESS / f"{name}-{digest.hexdigest()[:12]}.jsonl"
@@ -108,8 +109,16 @@ class _Progress:
             file.write(json.dumps([key, entry]) + "\n")
 
 
-def _sources() -> Iterator[Path]:
-    return Path(ptxemu.__file__).parent.rglob("*.py")
+def _sources(name: str) -> Iterator[Path]:
+    """What a result depends on besides the PTX: the emulator, and how kernels are launched and changed."""
+    yield from Path(ptxemu.__file__).parent.rglob("*.py")
+    yield from (HERE / f"{module}.py" for module in ("mutants", "ptx_lines", "suite", _module(name)))
+
+
+def _module(name: str) -> str:
+    """Where a case is written."""
+    family = name.partition("-")[0]
+    return f"{family}_cases" if family in ("nvidia", "blockscale") else "cases"
 
 
 def versions() -> dict[str, str]:
