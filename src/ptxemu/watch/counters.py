@@ -27,6 +27,7 @@ __all__ = ["BANKS", "SECTOR", "Counters", "Traffic", "sectors", "wavefronts"]
 
 BANKS = 32
 WORD = 4
+ROW = BANKS * WORD  # bytes of a wavefront
 SECTOR = 32
 
 
@@ -71,9 +72,10 @@ class Counters:
         """A warp's access to shared memory: `nbytes` at each lane's address."""
         line = self._locate(sys._getframe(2))
         if type(address) is int:
-            units = ideal = -(-nbytes // (BANKS * WORD))
+            units = ideal = -(-nbytes // ROW)
         else:
-            units, ideal = wavefronts(address.tobytes(), address.dtype, nbytes, mask)
+            row = address.dtype.type(int(address[first(mask)]) & -ROW)
+            units, ideal = wavefronts((address - row).tobytes(), address.dtype, nbytes, mask)
         self._add(line, "shared", kind, nbytes * mask.bit_count(), units, ideal)
 
     def global_(self, address: Any, nbytes: int, mask: int, kind: str) -> None:
@@ -115,23 +117,22 @@ class Counters:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def wavefronts(addresses: bytes, kind: np.dtype[Any], nbytes: int, mask: int) -> tuple[int, int]:
-    """Wavefronts of an access of `nbytes` at each lane's address, and the least that its words could do with.
+def wavefronts(offsets: bytes, kind: np.dtype[Any], nbytes: int, mask: int) -> tuple[int, int]:
+    """Wavefronts of an access of `nbytes` at each lane's offset from a row of the banks, and the least that its words
+    could do with.
 
-    addresses: of 32 lanes, as the bytes of an array of `kind`, so that those of a loop are worked out once.
+    offsets: of 32 lanes, as the bytes of an array of `kind`, so that those of a loop are worked out once; one that is
+    negative wraps around, which keeps banks and words apart.
     """
-    starts = np.frombuffer(addresses, kind).tolist()
-    together = min(LANES, BANKS * WORD // nbytes)  # lanes of a pass
-    every: set[int] = set()
+    # Accesses are aligned to their size, so that all of its banks have the same conflicts.
+    size = max(nbytes, WORD)
+    together = ROW // size  # lanes of a pass, and accesses beside each other in a row of the banks
+    places = [offset // size for offset in np.frombuffer(offsets, kind).tolist()]
     taken = 0
     for at in range(0, LANES, together):
-        words: set[int] = set()
-        for lane in lanes(mask & (1 << together) - 1 << at):
-            words.update(range(starts[lane] // WORD, (starts[lane] + nbytes - 1) // WORD + 1))
-        if words:
-            taken += max(collections.Counter(word % BANKS for word in words).values())
-            every |= words
-    return taken, -(-len(every) // BANKS)
+        mine = {places[lane] for lane in lanes(mask & (1 << together) - 1 << at)}
+        taken += max(collections.Counter(place % together for place in mine).values(), default=0)
+    return taken, -(-len({places[lane] for lane in lanes(mask)}) * size // ROW)
 
 
 @functools.lru_cache(maxsize=1 << 14)
