@@ -16,7 +16,7 @@ from ptxemu.isa.engine import Value, warp
 from ptxemu.machine.lanes import LANES, bools, first
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Wait
-from ptxemu.machine.tmem import COLUMNS, QUARTER, Fragment, fragment, split
+from ptxemu.machine.tmem import QUARTER, Fragment, fragment, split
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -122,7 +122,7 @@ def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool) -> Word
         )
     block = w.cta.tmem.block(at, part.lanes, part.columns)
     if w.grid.watch is not None:
-        cells = quarter * COLUMNS + column + part.used
+        cells = quarter, column + part.used
         w.grid.watch.tensor(w.cta, cells, (1 << part.lanes // 2) - 1 << lane % QUARTER // 2, write)
     return block
 

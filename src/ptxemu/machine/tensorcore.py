@@ -34,10 +34,10 @@ class SharedReader(Protocol):
 
 
 class Touch(Protocol):
-    """Told which cells of tensor memory (`tmem.cells`) are accessed, and a mask of their lanes, two a bit; reads: what
-    is written is read first."""
+    """Told which quarters of the lanes and which columns of tensor memory are accessed, and a mask of the lanes of each
+    quarter, two a bit."""
 
-    def __call__(self, cells: npt.NDArray[np.int64], mask: int, write: bool) -> None: ...
+    def __call__(self, cells: tuple[slice, slice], mask: int, write: bool) -> None: ...
 
 
 ALL_LANES = 0xFFFF
@@ -63,7 +63,8 @@ class CtaUnits:
         """All lanes of columns, of which some quarters' `mask` are accessed."""
         found = self.memory.block(address, tmem.LANES, columns)
         if self.touch is not None:
-            self.touch(tmem.cells(address, columns, quarters), mask, write)
+            cells = slice(quarters[0], quarters[-1] + 1), slice(address, address + columns)
+            self.touch(cells, mask, write)
         return found
 
     def gather(self, matrix: ds.SharedMatrix, part: ds.Footprint) -> Bytes:

@@ -19,7 +19,7 @@ from ptxemu.machine.signal import Signal, Wait
 if TYPE_CHECKING:
     from ptxemu.watch.shadow import Shadow
 
-__all__ = ["COLUMNS", "LANES", "Fragment", "Pair", "TensorMemory", "cells", "fragment", "split", "spread"]
+__all__ = ["COLUMNS", "LANES", "Fragment", "Pair", "TensorMemory", "fragment", "split", "spread"]
 
 Words = npt.NDArray[np.uint32]
 Index = npt.NDArray[np.int64]
@@ -33,14 +33,6 @@ UNDEFINED = 0xFFFFFFFF  # NaN in every format: what nobody wrote shows
 def split(address: int) -> tuple[int, int]:
     """Lane and column of an address."""
     return address >> 16 & 0xFFFF, address & 0xFFFF
-
-
-@lru_cache(maxsize=256)
-def cells(column: int, columns: int, quarters: tuple[int, ...] = (0, 1, 2, 3)) -> Index:
-    """For watchers: the cells (a cell is a column of a quarter) of columns in quarters of the lanes."""
-    found = (np.array(quarters)[:, None] * COLUMNS + np.arange(column, column + columns)).ravel()
-    found.flags.writeable = False
-    return found
 
 
 class TensorMemory(Signal):
@@ -80,7 +72,7 @@ class TensorMemory(Signal):
         self.allocations[first] = columns
         self.largest = columns
         if self.shadow is not None:
-            self.shadow.reset(cells(first, columns))
+            self.shadow.reset((slice(None), slice(first, first + columns)))
         self.data[:, first : first + columns] = UNDEFINED
 
     def release(self, address: int, columns: int) -> None:

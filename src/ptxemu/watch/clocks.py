@@ -4,7 +4,7 @@ A chain is a series of events of which each comes after the one before: the acce
 one event of the warp's chain; an mbarrier's phases are a chain, and an asynchronous copy that signals the barrier in
 phase p is part of its event p + 1; the tcgen05 operations that one thread issues are a chain, and so are its groups of
 bulk stores.  An event is (chain, index), and a clock holds for every chain the last index that is known to have
-happened.  So "did this happen before?" is one comparison, of single events and of whole arrays of them alike.
+happened.  So "did this happen before?" is one comparison.
 
 Source: PTX ISA, "Memory Consistency Model": base causality order is what ORDER holds; "Proxies" and
 "Proxy-preserved base causality order": the other rows hold what is known beyond that.
@@ -13,7 +13,6 @@ Source: PTX ISA, "Memory Consistency Model": base causality order is what ORDER 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 Known = NDArray[np.int32]
-Lookup = Callable[[Any], Any]  # chains (an array of them) to the indices known of each
+Lookup = Callable[[int], int]  # the index known of a chain
 
 # What a clock tells of a chain, a row each: known to be ordered before; of that, what the async proxy may see in shared
 # and in global memory, and what the tensormap proxy may; mbarrier.init that fence.mbarrier_init made visible; and what
@@ -102,23 +101,22 @@ class Clock:
         self.foreign = {}
 
     def lookup(self, *rows: int) -> Lookup:
-        """The index known of chains of the own cluster, by any of the rows."""
+        """The index known of a chain of the own cluster, by any of the rows."""
         known = self.fit()
         row = known[rows[0]] if len(rows) == 1 else known[list(rows)].max(axis=0)
-        find: Lookup = row.__getitem__
+        find: Lookup = row.item
         return find
 
     def lookup_anywhere(self, row: int) -> Lookup:
-        """As `lookup`, of the chains of any cluster."""
+        """As `lookup`, of a chain of any cluster."""
         known, mine, foreign = self.fit()[row], self.chains.serial, self.foreign
 
-        def find(chains: NDArray[np.int32]) -> NDArray[np.int32]:
-            clusters = chains >> CHAIN_BITS
-            local = chains & ((1 << CHAIN_BITS) - 1)
-            found = np.where(clusters == mine, known.take(local, mode="clip"), 0)
-            for serial, theirs in foreign.items():
-                found = np.where(clusters == serial, theirs[row].take(local, mode="clip"), found)
-            return found
+        def find(chain: int) -> int:
+            cluster, local = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
+            if cluster == mine:
+                return int(known.item(local))
+            theirs = foreign.get(cluster)
+            return int(theirs[row].item(local)) if theirs is not None and local < theirs.shape[1] else 0
 
         return find
 

@@ -46,17 +46,12 @@ class GridBefore:
         cells = np.arange(where.start, where.stop) if isinstance(where, slice) else where
         granules = base // GRANULE + cells
         for first, shadow in self._shadows:
-            inside = (granules >= first) & (granules < first + shadow.cells)
+            inside = (granules >= first) & (granules < first + shadow.ids.size)
             if not inside.any():
                 continue
             at = granules[inside] - first
             part = np.uint16(mask) if np.ndim(mask) == 0 else mask[inside]
-            touched = (shadow.mask[:, at] & part) != 0
-            if not write:
-                touched &= (shadow.site[:, at] & WRITE) != 0
-            if touched.any():
-                slot, place = np.argwhere(touched)[0]
-                cell = at[place]
-                site = self.rules.sites[int(shadow.site[slot, cell]) >> 2]
-                return Hit(int(first + cell) * GRANULE, int(shadow.chain[slot, cell]) >> CHAIN_BITS, site)
+            for cell, past in shadow.past(at, part):
+                if write or past.site & WRITE:
+                    return Hit((first + cell) * GRANULE, past.chain >> CHAIN_BITS, self.rules.sites[past.site >> 2])
         return None

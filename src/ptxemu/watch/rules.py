@@ -6,12 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ptxemu.watch.agents import Agent, Sync
 from ptxemu.watch.clocks import CHAIN_BITS, ORDER
 from ptxemu.watch.roles import role_of
-from ptxemu.watch.shadow import FENCED, GRANULE, WRITE, Conflicts
+from ptxemu.watch.shadow import FENCED, GRANULE, WRITE, Past, Trouble
 
 if TYPE_CHECKING:
     from ptxemu.machine.cluster import Cluster
@@ -104,26 +102,33 @@ class Rules:
 
     # Findings
 
-    def conflict(self, agent: Agent, line: int, site: int, place: Place, conflicts: Conflicts) -> None:
-        """An access of the agent at the line comes after accesses that it is not ordered with, or cannot see."""
-        mine = self.sites[site >> 2]
-        _, firsts = np.unique(conflicts.sites, return_index=True)
-        for i in firsts.tolist():
-            other = self.sites[int(conflicts.sites[i]) >> 2]
-            chain, index = int(conflicts.chains[i]), int(conflicts.indices[i])
-            serial = agent.clock.chains.serial
-            if place.region is not None and place.region.owner is None:
-                serial, chain = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
-            if self._morally_strong(agent, mine, serial, other):
-                continue
-            kind, message = self._judge(agent, mine, other, serial, chain, index, place)
-            name, role = self._party(serial, other)
-            words = self.findings.party(other.line, name, role, _access(other))
-            address = place.address(int(conflicts.cells[i]))
-            self.findings.add(
-                kind, message, line=line, warp=agent.warp, address=address, allocation=place.name, other=words,
-                other_line=other.line,
-            )  # fmt: skip
+    def report(self, agent: Agent, line: int, site: int, place: Place, troubles: list[Trouble]) -> None:
+        """What is wrong with an access of the agent at the line; of accesses from one place, the first counts."""
+        if unwritten := next((trouble for trouble in troubles if trouble.unwritten), None):
+            self.uninitialised(agent, line, place, unwritten.cell)
+        seen: dict[int, tuple[Past, int]] = {}
+        for trouble in troubles:
+            for past in trouble.conflicts:
+                seen.setdefault(past.site, (past, trouble.cell))
+        for past, cell in seen.values():
+            self._conflict(agent, line, self.sites[site >> 2], place, past, cell)
+
+    def _conflict(self, agent: Agent, line: int, mine: Site, place: Place, past: Past, cell: int) -> None:
+        """An access comes after one that it is not ordered with, or cannot see."""
+        other = self.sites[past.site >> 2]
+        chain, index, serial = past.chain, past.at, agent.clock.chains.serial
+        if place.region is not None and place.region.owner is None:
+            serial, chain = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
+        if self._morally_strong(agent, mine, serial, other):
+            return
+        kind, message = self._judge(agent, mine, other, serial, chain, index, place)
+        name, role = self._party(serial, other)
+        words = self.findings.party(other.line, name, role, _access(other))
+        address = place.address(cell)
+        self.findings.add(
+            kind, message, line=line, warp=agent.warp, address=address, allocation=place.name, other=words,
+            other_line=other.line,
+        )  # fmt: skip
 
     def _judge(
         self, agent: Agent, mine: Site, other: Site, serial: int, chain: int, index: int, place: Place

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from ptxemu.machine.lanes import bools
 from ptxemu.machine.lanes import lanes as lanes_of
-from ptxemu.machine.tmem import cells as tensor_cells
 from ptxemu.watch.agents import Agent, Sync, WarpAgent
 from ptxemu.watch.clocks import CHAIN_BITS, GLOBAL, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock
 from ptxemu.watch.prerequisite import CHAIN, GridBefore
@@ -38,7 +37,7 @@ __all__ = ["Watcher"]
 
 _CLUSTER, _DEVICE = 2, 3
 MOST = {"shared": 16, "global": 4, "tensor": 16}  # accesses of a cell that are kept
-TENSOR_CELLS = 4 * 512
+TENSOR_CELLS = 4, 512
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,8 @@ class Watcher:
         self.rules.grid = grid
         grid.memory.watch = self
         for region in grid.memory.regions:
+            if region.written is not None and region.shadow is not None:
+                region.written = region.shadow.written()
             region.shadow = None
 
     def detach(self) -> None:
@@ -188,8 +189,6 @@ class Watcher:
         if shadow is None:
             shadow = region.shadow = _shadow(region, shared)
         line = self._line(agent)
-        if (atomic or not write) and (missing := shadow.unwritten(where, mask)).size:
-            self.rules.uninitialised(agent, line, Place(region), _cell_at(where, missing[0]))
         if not shared and self.before is not None and not agent.clock.fit()[ORDER, CHAIN]:
             hit = self.before.conflict(region.base, where, mask, write)
             if hit is not None:
@@ -204,9 +203,10 @@ class Watcher:
         fenced = (
             None if proxy == "generic" else lookup(TENSORMAP if proxy == "tensormap" else SHARED if shared else GLOBAL)
         )
-        access = Access(chain, agent.index, site, lookup(ORDER), fenced, self._fence_bits)
-        if (conflicts := shadow.record(where, mask, access)) is not None:
-            self.rules.conflict(agent, line, site, Place(region), conflicts)
+        needs = atomic or not write
+        access = Access(chain, agent.index, site, needs, lookup(ORDER), fenced, self._fence_bits)
+        if troubles := shadow.record(where, mask, access):
+            self.rules.report(agent, line, site, Place(region), troubles)
 
     def _line(self, agent: Agent) -> int:
         return agent.line or self.grid.program.ptx_line(sys._getframe(2))
@@ -245,38 +245,36 @@ class Watcher:
 
     # Tensor memory
 
-    def tensor(self, cta: Cta, cells: NDArray[np.int64], mask: int, write: bool) -> None:
-        """A tcgen05 operation reaches cells (`tmem.cells`) of a CTA; mask: their lanes, two a bit."""
+    def tensor(self, cta: Cta, cells: Any, mask: int, write: bool) -> None:
+        """A tcgen05 operation reaches cells (quarters, columns) of a CTA; mask: their lanes, two a bit."""
         agent = self.acting()
         if agent is None:
             return
         line = self._line(agent)
         shadow = self._tensor_shadow(cta)
-        if not write and (missing := shadow.unwritten(cells, mask)).size:
-            self.rules.uninitialised(agent, line, Place(cta=cta), int(cells[missing[0]]))
         clock = agent.clock
         fenced = None
         reached = clock.lookup(ORDER, TENSOR)
         if self.strict:
             reached, fenced = clock.lookup(ORDER), clock.lookup(TENSOR)
         site = self.rules.site(line, agent.warp, "tensor", 0, write, fenced=True)
-        conflicts = shadow.record(cells, mask, Access(agent.chain, agent.index, site, reached, fenced))
-        if conflicts is not None:
-            self.rules.conflict(agent, line, site, Place(cta=cta), conflicts)
+        access = Access(agent.chain, agent.index, site, not write, reached, fenced)
+        if troubles := shadow.record(cells, mask, access):
+            self.rules.report(agent, line, site, Place(cta=cta), troubles)
 
     def tensor_freed(self, warp: Warp, first: int, columns: int) -> None:
         """The warp frees columns of its CTA, after which nothing may reach them."""
-        agent, shadow, cells = _agent(warp), self._tensor_shadow(warp.cta), tensor_cells(first, columns)
+        agent, shadow, cells = _agent(warp), self._tensor_shadow(warp.cta), (slice(None), slice(first, first + columns))
         line = self._line(agent)
         site = self.rules.site(line, warp, "generic", 0, write=True, fenced=False)
-        access = Access(agent.chain, agent.index, site, agent.clock.lookup(ORDER, TENSOR))
-        if (conflicts := shadow.record(cells, FULL_CELL, access)) is not None:
-            self.rules.conflict(agent, line, site, Place(cta=warp.cta), conflicts)
+        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(ORDER, TENSOR))
+        if troubles := shadow.record(cells, FULL_CELL, access):
+            self.rules.report(agent, line, site, Place(cta=warp.cta), troubles)
 
     def _tensor_shadow(self, cta: Cta) -> Shadow:
         shadow: Shadow | None = cta.tmem.shadow
         if shadow is None:
-            shadow = cta.tmem.shadow = Shadow(TENSOR_CELLS, MOST["tensor"], np.zeros(TENSOR_CELLS, np.uint16))
+            shadow = cta.tmem.shadow = Shadow(TENSOR_CELLS, MOST["tensor"], False)
         return shadow
 
 
@@ -287,8 +285,9 @@ def _agent(warp: Warp) -> WarpAgent:
 
 def _shadow(region: Region, shared: bool) -> Shadow:
     cells = (region.end - (region.base & -GRANULE) + GRANULE - 1) // GRANULE
-    written = np.zeros(cells, np.uint16) if shared else region.written
-    return Shadow(cells, MOST["shared" if shared else "global"], written)
+    if shared:
+        return Shadow((cells,), MOST["shared"], False)
+    return Shadow((cells,), MOST["global"], True if region.written is None else region.written)
 
 
 def _cell_at(where: Any, place: Any) -> int:
