@@ -1,6 +1,6 @@
 """Why mutants survive: rules that are tried in order, a kernel's own before the general ones.
 
-A rule's kind is "equivalent" (no run of the changed kernel can be told from one of the right kernel), "strict" (the
+A rule's kind is "equivalent" (nobody can tell the changed kernel from the right one), "strict" (the
 manual forbids it, published kernels do it: strict checks report it) or "missed" (a fault that the emulator does not
 see).
 """
@@ -81,12 +81,33 @@ TENSOR = (
          operator="swap", before=r"mbarrier\.init", change=r"after `fence\.mbarrier_init"),
     Rule(SAME, "reads of global memory, which neither the fence nor the copy concerns",
          operator="swap", before=r"fence\.proxy\.async", change=r"after `ld\.global"),
+    Rule(SAME, "alloc is synchronous, and whoever uses tensor memory has its address from a load that comes after it",
+         operator="drop_fence|swap", lines=(57, 59)),
+    Rule(SAME, "wait::ld has completed the reads before this fence, and dealloc, the only one to come, is synchronous",
+         operator="drop_fence|swap", before=r"tcgen05\.fence", lines=(205, 216)),
+    Rule(SAME, "registers of tcgen05.ld may be used before the wait, which still comes before the release",
+         operator="swap", before=r"tcgen05\.wait::ld", change=r"after `st\.global"),
+)  # fmt: skip
+NVIDIA_1CTA = (
+    Rule(SAME, "a role's last waits: nothing comes after them; without all of them at once nothing shows either",
+         lines=(315, 433)),
+    Rule(SAME, "a role's last waits: nothing comes after them; without all of them at once nothing shows either",
+         lines=(748, 770)),
+    Rule(SAME, "the barrier after the last tile has ordered the reads of tensor memory already",
+         operator="drop_barrier", lines=(1045, 1045)),
+    Rule(SAME, "lanes that give the same operands issue a tensor copy once",
+         operator="change_predicate", before=r"@%p(27|29|31|33) bra"),
+    Rule(SAME, "which warp warms the cache of tensor maps does not matter",
+         operator="change_predicate", before=r"@%p3 bra"),
+    Rule(SAME, "any warp may give the permit back",
+         operator="change_predicate", before=r"@%p90 bra", lines=(1042, 1042)),
 )  # fmt: skip
 RULES: dict[str, tuple[Rule, ...]] = {
     "pipeline": PIPELINE,
     "cluster": CLUSTER,
     "dependent": DEPENDENT,
     "tensor": TENSOR,
+    "nvidia-1cta": NVIDIA_1CTA,
 }
 
 
