@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        if error.report is not None and options.command is not _print_table:
+            _report(options, [error.report])
         return 1
     except BrokenPipeError:  # whoever reads has seen enough; the interpreter would flush once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.arguments import Arguments, aligned, integer
-from ptxemu.errors import LaunchError
+from ptxemu.errors import Error, LaunchError
 from ptxemu.isa.generate import generate
 from ptxemu.machine.dependent import Rest
 from ptxemu.machine.grid import Grid, Shape
@@ -47,6 +47,8 @@ NO_WAIT = (
 
 class FindingError(LaunchError):
     """Raised after a launch with findings, unless they are collected; `report` has them."""
+
+    report: Report
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
@@ -164,7 +166,8 @@ class Device:
         that of an array in `args`).
         pdl: the kernel may start before the one before it has ended, which shows in memory that stays registered.
 
-        Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock, TurnLimit.
+        Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock, TurnLimit.  One that ends a launch
+        which had begun has its report up to there, as `report`.
         """
         shared = integer("shared", shared)
         loaded = self._load(ptx)
@@ -214,8 +217,13 @@ class Device:
         start = time.perf_counter()
         if self.max_turns is not None:
             grid.scheduler.limit = self.max_turns
-        with np.errstate(all="ignore"):
-            grid.run()
+        try:
+            with np.errstate(all="ignore"):
+                grid.run()
+        except Error as error:
+            grid.interrupted()
+            error.report = Report.of(grid, time.perf_counter() - start)
+            raise
         self._rest = grid.release.rest()
         if self._rest is not None and grid.watch is not None:
             self._before = GridBefore(grid.watch.rules)

@@ -168,3 +168,20 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [f["kind"] for f in report["findings"]] == ["tensor-memory leak"]
     assert main(["exec", str(path), "--json", "--checks", "none"]) == 0
     np.testing.assert_equal(json.loads(capsys.readouterr().out)[0]["findings"], [])
+
+
+def test_an_error_has_the_report_up_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "docs" / "examples" / "deadlock.ptx"
+    with pytest.raises(ptxemu.Deadlock) as caught:
+        ptxemu.Device("sm_100a").launch(path.read_text(), block=(1,))
+    report = caught.value.report
+    assert report is not None
+    assert report.counters["instructions"]["mbarrier.arrive"] == 1
+    waits = [e["name"] for e in traced(report, tmp_path) if e["ph"] == "X" and e["name"].startswith("wait")]
+    assert waits == ["wait: mbarrier.try_wait.parity.shared::cta.b64 done, [full], 0;"] * len(waits)
+    assert waits
+    assert main(["exec", str(path), "--block", "1", "--summary", "--trace", str(tmp_path / "u.json")]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("Deadlock: forgotten_arrive")
+    assert "forgotten_arrive: 0 findings" in shown.out
+    assert (tmp_path / "u.json").exists()

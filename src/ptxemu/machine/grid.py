@@ -142,10 +142,23 @@ class Grid:
             self.release.without(cta)
             self.ended_warps += len(cta.warps)
             for warp in cta.warps:
-                before = self.counts.get(warp.index)
-                both = warp.counts if before is None else [a + b for a, b in zip(before, warp.counts, strict=True)]
-                self.counts[warp.index] = both
+                self._count(warp)
         self.start()
+
+    def _count(self, warp: Warp) -> None:
+        before = self.counts.get(warp.index)
+        both = warp.counts if before is None else [a + b for a, b in zip(before, warp.counts, strict=True)]
+        self.counts[warp.index] = both
+
+    def interrupted(self) -> None:
+        """Takes what an error keeps from ending into the counts and the timeline."""
+        for warp in (w for cluster in self.running for cta in cluster.ctas for w in cta.warps):
+            self._count(warp)
+            if warp.alive:
+                self.lives.append(warp.life())
+                self.waits += [group.waited() for group in warp.groups if group.wait is not None]
+        for operation in self.queue.outstanding():
+            self.queue.record(operation)
 
     def progress(self) -> int:
         """Grows with every effect that another warp could be waiting for."""

@@ -128,6 +128,13 @@ class Queue:
         operation = self.streams.get(stream)
         return None if operation is None or operation.done else operation
 
+    def record(self, operation: Operation) -> None:
+        """Puts an operation that ends now into the log."""
+        if operation.warp is not None:
+            cta, index = operation.warp.cta.index, operation.warp.index
+            times = operation.freed, self.now(), operation.issued
+            self.log.append(Span(cta, index, operation.what, operation.line, *times))
+
     def outstanding(self) -> Iterator[Operation]:
         """What is in flight."""
         found = dict.fromkeys(self.free)
@@ -189,10 +196,7 @@ class Queue:
         operation.done = True
         self.completed += 1
         now = self.now()
-        if operation.warp is not None:
-            cta, index = operation.warp.cta.index, operation.warp.index
-            times = operation.freed, now, operation.issued
-            self.log.append(Span(cta, index, operation.what, operation.line, *times))
+        self.record(operation)
         for follower in operation.followers:
             follower.blockers -= 1
             if not follower.blockers:

@@ -50,9 +50,13 @@ class Group:
         """Its wait is over."""
         self.wait = None
         grid = self.warp.grid
+        grid.waits.append(self.waited())
+        self.warp.wake()
+
+    def waited(self) -> Span:
+        """Its wait, until now."""
         warp, line = self.warp, self.block.lines[0]
-        grid.waits.append(Span(warp.cta.index, warp.index, "", line, self.since, grid.now(), self.since))
-        warp.wake()
+        return Span(warp.cta.index, warp.index, "", line, self.since, warp.grid.now(), self.since)
 
     def expire(self) -> None:
         """Its wait ends before what it waits for has come."""
@@ -181,13 +185,16 @@ class Warp:
         group.block = here
         return None
 
+    def life(self) -> Span:
+        """Its life, until now."""
+        return Span(self.cta.index, self.index, "", 0, self.started, self.grid.now(), self.started)
+
     def exit(self, mask: int) -> None:
         """The lanes end."""
         self.alive &= ~mask
         self.groups.remove(self.group)
         if not self.alive:
-            started = self.started
-            self.grid.lives.append(Span(self.cta.index, self.index, "", 0, started, self.grid.now(), started))
+            self.grid.lives.append(self.life())
         self.cta.lanes_ended(self, mask)
 
     def exit_some(self, ending: int, here: Block) -> None:

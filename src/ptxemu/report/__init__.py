@@ -85,7 +85,7 @@ class Report:
         traffic = [self.describe(t.line) | dataclasses.asdict(t) for t in self.traffic]
         findings = [dataclasses.asdict(finding) for finding in self.findings]
         found = {"kernel": self.kernel, "findings": findings, "counters": self.counters, "traffic": traffic}
-        return json.dumps(found, indent=1)
+        return json.dumps(found, indent=1, default=int)
 
     def summary(self, file: IO[str] | None = None) -> None:
         """Prints findings and counters, with colours and tables where `rich` is installed; `file`: standard output."""
