@@ -185,3 +185,51 @@ def test_an_error_has_the_report_up_to_it(tmp_path: Path, capsys: pytest.Capture
     assert shown.err.startswith("Deadlock: forgotten_arrive")
     assert "forgotten_arrive: 0 findings" in shown.out
     assert (tmp_path / "u.json").exists()
+
+
+def test_lanes_that_wait_apart_have_a_track_of_their_own(tmp_path: Path) -> None:
+    text = """
+.version 9.0
+.target sm_100a
+.address_size 64
+.visible .entry apart()
+{
+    .shared .align 8 .b64 bars[2];
+    .reg .pred first, odd, done;
+    .reg .b32 thread, lane, bar;
+    mov.u32 thread, %tid.x;
+    and.b32 lane, thread, 31;
+    setp.eq.u32 first, thread, 32;
+    @first mbarrier.init.shared.b64 [bars], 1;
+    @first mbarrier.init.shared.b64 [bars+8], 1;
+    bar.sync 0;
+    setp.ge.u32 first, thread, 32;
+    @first bra ARRIVE;
+    setp.gt.u32 odd, lane, 15;
+    mov.u32 bar, bars;
+    @!odd bra WAIT;
+    add.u32 bar, bar, 8;
+    bra OTHER;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 done, [bar], 0;
+    @!done bra WAIT;
+    bra END;
+OTHER:
+    mbarrier.try_wait.parity.shared.b64 done, [bar], 0;
+    @!done bra OTHER;
+    bra END;
+ARRIVE:
+    setp.ne.u32 first, lane, 0;
+    @first bra END;
+    mbarrier.arrive.shared.b64 _, [bars];
+    nanosleep.u32 100;
+    mbarrier.arrive.shared.b64 _, [bars+8];
+END:
+    ret;
+}
+"""
+    for seed in range(4):
+        device = ptxemu.Device("sm_100a", schedule="random", seed=seed)
+        slices = [e for e in traced(device.launch(text, block=(64,)), tmp_path) if e["ph"] == "X"]
+        for track in {e["tid"] for e in slices}:
+            check_nesting([e for e in slices if e["tid"] == track])

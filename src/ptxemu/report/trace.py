@@ -36,8 +36,8 @@ UNITS = (
     "remote store",
     "launch control",
 )
-_FIRST_UNIT = 100  # tracks below are warps
-_TRACKS = 100  # a unit
+_WARPS = 32  # tracks of warps, and again for lanes of theirs that wait apart
+_FIRST_UNIT, _TRACKS = 10_000, 10_000  # of the first unit, and from one to the next
 
 
 def unit(what: str) -> str:
@@ -65,7 +65,7 @@ def events(
     names: dict[tuple[int, int], str] = {}  # of the tracks
     for (cta, warp), mine in _grouped([*lives, *waits], lambda span: (span.cta, span.warp)):
         for row, span in _rows(mine, nested=True):
-            tid = warp if not row else _FIRST_UNIT - 1 - warp
+            tid = warp + _WARPS * row
             names[pids[cta], tid] = f"warp {warp}: {roles[warp]}" + (", other lanes" if row else "")
             name = f"wait: {describe(span.line)['ptx']}" if span.line else roles[warp]
             found.append(_slice(pids[cta], tid, name, span, describe))
