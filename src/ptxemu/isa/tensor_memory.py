@@ -123,7 +123,7 @@ def _block(w: Warp, m: int, address: Value, part: Fragment, write: bool) -> Word
     block = w.cta.tmem.block(at, part.lanes, part.columns)
     if w.grid.watch is not None:
         cells = quarter, column + part.used
-        w.grid.watch.tensor(w.cta, cells, (1 << part.lanes // 2) - 1 << lane % QUARTER // 2, write)
+        w.grid.watch.tensor(w.cta, cells, (1 << part.lanes // 2) - 1 << lane % QUARTER // 2, write, not write)
     return block
 
 

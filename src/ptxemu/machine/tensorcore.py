@@ -34,10 +34,10 @@ class SharedReader(Protocol):
 
 
 class Touch(Protocol):
-    """Told which quarters of the lanes and which columns of tensor memory are accessed, and a mask of the lanes of each
-    quarter, two a bit."""
+    """Told which quarters of the lanes and which columns of tensor memory are accessed, a mask of the lanes of each
+    quarter, two a bit, and whether they are written and what is there is needed."""
 
-    def __call__(self, cells: tuple[slice, slice], mask: int, write: bool) -> None: ...
+    def __call__(self, cells: tuple[slice, slice], mask: int, write: bool, needs: bool) -> None: ...
 
 
 ALL_LANES = 0xFFFF
@@ -57,14 +57,16 @@ class CtaUnits:
         columns: int,
         *,
         write: bool = False,
+        needs: bool = True,
         quarters: tuple[int, ...] = (0, 1, 2, 3),
         mask: int = ALL_LANES,
     ) -> npt.NDArray[np.uint32]:
-        """All lanes of columns, of which some quarters' `mask` are accessed."""
+        """All lanes of columns, of which some quarters' `mask` are accessed; needs: what is there matters.  Nobody is
+        told of a read that a write of the same operation follows: write=False, needs=False."""
         found = self.memory.block(address, tmem.LANES, columns)
-        if self.touch is not None:
+        if self.touch is not None and (write or needs):
             cells = slice(quarters[0], quarters[-1] + 1), slice(address, address + columns)
-            self.touch(cells, mask, write)
+            self.touch(cells, mask, write, needs)
         return found
 
     def gather(self, matrix: ds.SharedMatrix, part: ds.Footprint) -> Bytes:
@@ -144,7 +146,8 @@ def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
             c = _accumulator(d, cta, op, tile, column) if op.accumulate else None
             rows_of_a, columns_of_b = a.rows(tile.rows), b.rows(tile.columns)
             if not d.block_scaled:
-                _store(d, cta, tile, column, tile.rows, ar.multiply_wide(rows_of_a, columns_of_b, c, d.d_f16), disabled)
+                result = ar.multiply_wide(rows_of_a, columns_of_b, c, d.d_f16)
+                _store(d, cta, tile, column, tile.rows, result, disabled, op.accumulate)
                 continue
             sfa = _a_scales(d, cta, op, tile)
             for part, codes_b in _b_scales(d, cta, op, tile):
@@ -152,7 +155,7 @@ def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
                 right = b_scaled.get(key) or b_scaled.setdefault(key, _scale(d, columns_of_b, codes_b))
                 left = _scale(d, rows_of_a.rows(part), sfa[part])
                 result = _multiply(left, right, None if c is None else c[part])
-                _store(d, cta, tile, column, part, result, disabled)
+                _store(d, cta, tile, column, part, result, disabled, op.accumulate)
 
 
 ScaledB = ar.Fp4Operand | ar.Operand
@@ -250,7 +253,7 @@ _NO_EXPONENTS = np.zeros((0, 0), np.int16)  # the FP4 kinds align by the scales 
 
 def _accumulator(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile, column: int) -> npt.NDArray[np.float32]:
     """C of a tile as float32 values (rows, columns)."""
-    block = cta.block(column, _width(tile), quarters=tile.quarters, mask=tile.mask)
+    block = cta.block(column, _width(tile), needs=False)  # `_store` tells of it
     words = np.ascontiguousarray(block[tile.lanes])
     values = words.view(np.float32)
     if d.d_f16:
@@ -270,9 +273,10 @@ def _store(
     part: slice,
     result: npt.NDArray[np.float32],
     disabled: int,
+    accumulated: bool,
 ) -> None:
-    """Write rows `part` of a tile's result, but for the disabled lanes."""
-    block = cta.block(column, _width(tile), write=True, quarters=tile.quarters, mask=tile.mask)
+    """Write rows `part` of a tile's result, but for the disabled lanes; accumulated: D was read before."""
+    block = cta.block(column, _width(tile), write=True, needs=accumulated, quarters=tile.quarters, mask=tile.mask)
     words = nx.f32_to_f16(result).astype(np.uint32) if d.d_f16 else result.view(np.uint32)
     if isinstance(tile.lanes, slice) and not disabled:
         block[tile.lanes][part] = words
@@ -346,7 +350,7 @@ def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, des
     part = ds.footprint(matrix, rows, granules, False)
     for cta in ctas:
         raw = cta.gather(matrix, part)
-        block = cta.block(_column(address, "tcgen05.cp"), granules * 4, write=True)
+        block = cta.block(_column(address, "tcgen05.cp"), granules * 4, write=True, needs=False)
         tmem.spread(block, raw.view(np.uint32), multicast)
 
 

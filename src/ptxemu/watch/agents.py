@@ -210,7 +210,8 @@ class WarpAgent(Agent):
         stream.head += 1
         agent = self._issue(stream.chain, stream.head)
         if ordered or not self.strict:
-            agent.clock.fit()[[ORDER, TENSOR], stream.chain] = stream.head
+            known = agent.clock.fit()
+            known[ORDER, stream.chain] = known[TENSOR, stream.chain] = stream.head
         return agent
 
     def loading(self, line: int) -> Agent:
@@ -226,7 +227,7 @@ class WarpAgent(Agent):
         stream = self.stream(kind, lane)
         agent = self._issue(stream.chain, stream.head)
         known = agent.clock.fit()
-        known[[ORDER, TENSOR], stream.chain] = stream.head
+        known[ORDER, stream.chain] = known[TENSOR, stream.chain] = stream.head
         np.maximum(known[BEFORE], known[ORDER], out=known[BEFORE])
         return agent
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Known = NDArray[np.int32]
-Lookup = Callable[[int], int]  # the index known of a chain
+Lookup = Callable[[int, int], int]  # row and chain to the last index known
 
 # What a clock tells of a chain, a row each: known to be ordered before; of that, what the async proxy may see in shared
 # and in global memory, and what the tensormap proxy may; mbarrier.init that fence.mbarrier_init made visible; and what
@@ -100,23 +100,21 @@ class Clock:
         self.known[:] = 0
         self.foreign = {}
 
-    def lookup(self, *rows: int) -> Lookup:
-        """The index known of a chain of the own cluster, by any of the rows."""
-        known = self.fit()
-        row = known[rows[0]] if len(rows) == 1 else known[list(rows)].max(axis=0)
-        find: Lookup = row.item
+    def lookup(self) -> Lookup:
+        """The index that a row knows of a chain of the own cluster."""
+        find: Lookup = self.fit().item
         return find
 
-    def lookup_anywhere(self, row: int) -> Lookup:
+    def lookup_anywhere(self) -> Lookup:
         """As `lookup`, of a chain of any cluster."""
-        known, mine, foreign = self.fit()[row], self.chains.serial, self.foreign
+        known, mine, foreign = self.fit(), self.chains.serial, self.foreign
 
-        def find(chain: int) -> int:
+        def find(row: int, chain: int) -> int:
             cluster, local = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
             if cluster == mine:
-                return int(known.item(local))
+                return int(known.item(row, local))
             theirs = foreign.get(cluster)
-            return int(theirs[row].item(local)) if theirs is not None and local < theirs.shape[1] else 0
+            return int(theirs.item(row, local)) if theirs is not None and local < theirs.shape[1] else 0
 
         return find
 

@@ -168,7 +168,7 @@ class Rules:
         """Whether the warp that issued the other access knows it to be complete: then no wait is missing."""
         cluster = self._running.get(serial)
         agent = cluster.ctas[other.rank].warps[other.warp].agent if cluster is not None else None
-        return agent is None or int(agent.clock.lookup(ORDER)(chain)) >= index
+        return agent is None or agent.clock.lookup()(ORDER, chain) >= index
 
     def _morally_strong(self, agent: Agent, mine: Site, serial: int, other: Site) -> bool:
         """PTX 'Morally strong operations': both strong, and each in the other's scope."""

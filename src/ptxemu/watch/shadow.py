@@ -10,6 +10,7 @@ were written together and read together costs a look at one state, whatever its 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,30 +49,37 @@ class State(NamedTuple):
     written: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Access:
-    """An access that happens now.  (chain, index): its event; site: an id that ends in the bits WRITE and FENCED;
-    needs: whether it reads, which asks for what was written.
+    """An access that happens now.  (chain, at): its event; site: an id that ends in the bits WRITE and FENCED; needs:
+    whether it reads, which asks for what was written.
 
-    reached: the index known of a chain; fenced: the same for accesses whose site has all of the bits `fence_bits`, or
-    None where those need nothing more.
+    known: what of a row of the clock is known of a chain.  rows: those of which one has to know a past access.
+    fence: a row that has to know it, too, if its site has all of the bits `fence_bits`; None: none has to.
     """
 
     chain: int
-    index: int
+    at: int
     site: int
     needs: bool
-    reached: Lookup
-    fenced: Lookup | None = None
+    known: Lookup
+    rows: tuple[int, ...]
+    fence: int | None = None
     fence_bits: int = FENCED
 
-    def sees(self, past: Past) -> bool:
+    def after(self, past: Past) -> bool:
         """Whether a past access is known to come before this one."""
-        if past.at > self.reached(past.chain):
+        first, *more = self.rows
+        known, at, chain = self.known, past.at, past.chain
+        return at <= known(first, chain) or any(at <= known(row, chain) for row in more)
+
+    def sees(self, past: Past) -> bool:
+        """Whether it does, and no fence is missing between them."""
+        if not self.after(past):
             return False
-        if self.fenced is None or past.site & self.fence_bits != self.fence_bits:
+        if self.fence is None or past.site & self.fence_bits != self.fence_bits:
             return True
-        return past.at <= self.fenced(past.chain)
+        return past.at <= self.known(self.fence, past.chain)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class Shadow:
         if type(mask) is not int:
             return self._record_masks(where, ids, mask, access)
         first = ids.item(0)
-        if not (ids != first).any():
+        if ids.tobytes() == first.to_bytes(4, sys.byteorder) * ids.size:  # the quickest way to compare them all
             new, trouble = self._step(first, mask, access, {})
             if new != first:
                 self.ids[where] = new
@@ -156,11 +164,11 @@ class Shadow:
             if write:
                 if left:
                     kept.append(before if left == before.mask else before._replace(mask=left))
-            elif left or before.site & WRITE or before.at > access.reached(before.chain):
+            elif left or before.site & WRITE or not access.after(before):
                 kept.append(before)
         if len(kept) >= self.most:
             del kept[next((i for i, before in enumerate(kept) if not before.site & WRITE), 0)]
-        kept.append(Past(access.chain, access.index, access.site, mask))
+        kept.append(Past(access.chain, access.at, access.site, mask))
         after = State(tuple(kept), written | mask if write else written)
         unwritten = access.needs and bool(mask & ~written)
         trouble = (unwritten, tuple(hidden)) if unwritten or hidden else None

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["Watcher"]
 
 _CLUSTER, _DEVICE = 2, 3
+_FENCES: dict[str, int | None] = {
+    "generic": None,
+    "tensormap": TENSORMAP,
+}  # the row of what a proxy sees; async: by space
 MOST = {"shared": 16, "global": 4, "tensor": 16}  # accesses of a cell that are kept
 TENSOR_CELLS = 4, 512
 
@@ -121,7 +125,7 @@ class Watcher:
     def initialised_again(self, warp: Warp, sync: Sync, line: int) -> None:
         """mbarrier.init of a barrier that is initialised already, to the same state."""
         agent = _agent(warp)
-        if sync.init is not None and int(agent.clock.lookup(ORDER)(sync.init[0])) < sync.init[1]:
+        if sync.init is not None and agent.clock.lookup()(ORDER, sync.init[0]) < sync.init[1]:
             self.rules.two_inits(agent, line, sync.init_line)
 
     # Shared and global memory
@@ -199,12 +203,9 @@ class Watcher:
         late = not shared and self.grid.release.asked and agent.warp.cta in self.grid.release.released
         scope = order.scope if order is not None else 0
         site = self.rules.site(line, agent.warp, proxy, scope, write, proxy == "generic", late)
-        lookup = agent.clock.lookup if shared else agent.clock.lookup_anywhere
-        fenced = (
-            None if proxy == "generic" else lookup(TENSORMAP if proxy == "tensormap" else SHARED if shared else GLOBAL)
-        )
-        needs = atomic or not write
-        access = Access(chain, agent.index, site, needs, lookup(ORDER), fenced, self._fence_bits)
+        known = agent.clock.lookup() if shared else agent.clock.lookup_anywhere()
+        fence = _FENCES.get(proxy, SHARED if shared else GLOBAL)
+        access = Access(chain, agent.index, site, atomic or not write, known, (ORDER,), fence, self._fence_bits)
         if troubles := shadow.record(where, mask, access):
             self.rules.report(agent, line, site, Place(region), troubles)
 
@@ -245,20 +246,17 @@ class Watcher:
 
     # Tensor memory
 
-    def tensor(self, cta: Cta, cells: Any, mask: int, write: bool) -> None:
-        """A tcgen05 operation reaches cells (quarters, columns) of a CTA; mask: their lanes, two a bit."""
+    def tensor(self, cta: Cta, cells: Any, mask: int, write: bool, needs: bool) -> None:
+        """A tcgen05 operation reaches cells (quarters, columns) of a CTA; mask: their lanes, two a bit; needs: it needs
+        what is there."""
         agent = self.acting()
         if agent is None:
             return
         line = self._line(agent)
         shadow = self._tensor_shadow(cta)
-        clock = agent.clock
-        fenced = None
-        reached = clock.lookup(ORDER, TENSOR)
-        if self.strict:
-            reached, fenced = clock.lookup(ORDER), clock.lookup(TENSOR)
+        rows, fence = ((ORDER,), TENSOR) if self.strict else ((ORDER, TENSOR), None)
         site = self.rules.site(line, agent.warp, "tensor", 0, write, fenced=True)
-        access = Access(agent.chain, agent.index, site, not write, reached, fenced)
+        access = Access(agent.chain, agent.index, site, needs, agent.clock.lookup(), rows, fence)
         if troubles := shadow.record(cells, mask, access):
             self.rules.report(agent, line, site, Place(cta=cta), troubles)
 
@@ -267,7 +265,7 @@ class Watcher:
         agent, shadow, cells = _agent(warp), self._tensor_shadow(warp.cta), (slice(None), slice(first, first + columns))
         line = self._line(agent)
         site = self.rules.site(line, warp, "generic", 0, write=True, fenced=False)
-        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(ORDER, TENSOR))
+        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(), (ORDER, TENSOR))
         if troubles := shadow.record(cells, FULL_CELL, access):
             self.rules.report(agent, line, site, Place(cta=warp.cta), troubles)
 
