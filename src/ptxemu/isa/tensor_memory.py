@@ -78,7 +78,7 @@ def dealloc(w: Warp, m: int, address: Value, columns: Value, *, group: str) -> G
     """PTX 'tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit'.  With cta_group::2 waits for the peer."""
     ctas, memory = participants(w, group), w.cta.tmem
     address, columns = _uniform(address, m, "the address"), _uniform(columns, m, "columns")
-    if w.grid.watch is not None:
+    if w.grid.watch is not None and memory.allocations.get(address) == columns:
         w.grid.watch.tensor_freed(w, address, columns)
     if len(ctas) == 1:
         memory.release(address, columns)
@@ -179,8 +179,7 @@ def _store(w: Warp, m: int, address: Value, values: Any, part: Fragment, packed:
     for row, value in enumerate(values if isinstance(values, tuple | list) else [values]):
         table[row] = value
     at = _uniform(address, m, "the address")
-    agent = w.piped("tcgen05.st")
-    with w.queue.acts(agent):  # a watcher takes it as written from now on
+    with w.queue.acts(w.piped("tcgen05.st")):  # a watcher takes it as written from now on
         _block(w, m, at, part, write=True)
     w.grid.counters.moved["tensor memory, tcgen05.st"] += _nbytes(part, packed)
 

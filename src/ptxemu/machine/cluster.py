@@ -82,7 +82,7 @@ class Cluster:
         watch = grid.watch
         if watch is not None:
             self.chains = watch.cluster_started(self)
-        sync = watch.barrier(self, "cluster barrier") if watch is not None else None
+        sync = watch.barrier(self) if watch is not None else None
         self.barrier = ClusterBarrier(len(ranks) * grid.threads, sync)
         self.ctas = [
             Cta(self, (origin[0] + x, origin[1] + y, origin[2] + z), rank) for rank, (x, y, z) in enumerate(ranks)

@@ -34,7 +34,7 @@ class NamedBarrier(Signal):
         self.expected: int | None = None  # threads; None: all of the CTA that have not exited
         self.generation = 0
         watch = cta.cluster.grid.watch
-        self.sync = watch.barrier(cta.cluster, "barrier") if watch is not None else None
+        self.sync = watch.barrier(cta.cluster) if watch is not None else None
         self.reduced: list[bool] = []
         self.result: list[bool] = []  # what the threads of the last complete generation gave to bar.red
 

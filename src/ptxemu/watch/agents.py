@@ -215,8 +215,10 @@ class WarpAgent(Agent):
         return agent
 
     def loading(self, line: int) -> Agent:
-        """A tcgen05.ld at a PTX line."""
-        agent = self.piped("tcgen05.ld", 0, ordered=True)
+        """A tcgen05.ld at a PTX line, which reads at once: it needs no clock of its own."""
+        stream = self.stream("tcgen05.ld", 0)
+        stream.head += 1
+        agent = Agent(self.warp, self.clock, stream.chain, stream.head)
         agent.line = line
         self.loads.setdefault(line, agent.index)
         return agent
@@ -235,7 +237,8 @@ class WarpAgent(Agent):
 class Sync:
     """What a barrier carries: `pending` of the current phase, `done` of the complete ones.
 
-    chain: the phases of an mbarrier as events.  init: the event that its mbarrier.init is, at PTX line `init_line`.
+    chain: the phases of an mbarrier as events; 0: of another barrier, whose phases are none.  init: the event that its
+    mbarrier.init is, at PTX line `init_line`.
     """
 
     __slots__ = ("acting", "chain", "done", "init", "init_line", "misuse", "pending")
@@ -244,12 +247,12 @@ class Sync:
         self,
         chains: Chains,
         acting: Callable[[], Agent | None],
-        kind: str,
+        chain: int = 0,
         misuse: Callable[[Sync, Agent, bool], None] | None = None,
     ) -> None:
         self.pending = Clock(chains)
         self.done = Clock(chains)
-        self.chain = chains.new(kind)
+        self.chain = chain
         self.acting = acting
         self.init: tuple[int, int] | None = None
         self.init_line = 0
@@ -264,7 +267,8 @@ class Sync:
     def flip(self, phase: int) -> None:
         """The current phase is complete, which makes `phase` of them."""
         self.done.merge(self.pending)
-        self.done.fit()[ORDER, self.chain] = phase
+        if self.chain:
+            self.done.fit()[ORDER, self.chain] = phase
         self.pending.clear()
 
     def acquire(self, agent: WarpAgent, relaxed: bool = False) -> None:

@@ -107,13 +107,14 @@ class Watcher:
     def agent(self, warp: Warp) -> WarpAgent:
         return WarpAgent(warp, warp.cluster.chains, self.strict)
 
-    def barrier(self, cluster: Cluster, kind: str) -> Sync:
+    def barrier(self, cluster: Cluster) -> Sync:
         """What a barrier of the cluster carries."""
-        return Sync(cluster.chains, self.acting, kind, self.rules.init_not_visible)
+        return Sync(cluster.chains, self.acting)
 
     def mbarrier(self, warp: Warp, line: int) -> Sync:
-        """As `barrier`, of an mbarrier that the warp initialises at a PTX line."""
-        sync = self.barrier(warp.cluster, "mbarrier")
+        """What an mbarrier carries that the warp initialises at a PTX line."""
+        chains = warp.cluster.chains
+        sync = Sync(chains, self.acting, chains.new("mbarrier"), self.rules.init_not_visible)
         agent = _agent(warp)
         sync.init, sync.init_line = (agent.chain, agent.index), line
         return sync
