@@ -12,6 +12,7 @@ from blockscale.problem import Problem, Target
 TILES_N = (256, 192, 128, 64)  # what `candidates` offers; `supports` allows every N that the tensor cores have
 RASTERS = ("m", "n")
 LARGEST_EXTENT = 2**31 - 1  # sizes and tile indices are 32-bit integers in a kernel
+LARGEST_K = 2**31 - 64  # a kernel takes that of the storage, a multiple of 64
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
         return Reason("bias", f"given: the {target.backend} kernels of this version add none")
     if problem.activation is not None:
         return Reason("activation", f"{problem.activation!r}: the {target.backend} kernels of this version apply none")
-    for name in ("m", "n", "k", "batch"):
-        if getattr(problem, name) > LARGEST_EXTENT:
-            return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
+    for name, most in (("m", LARGEST_EXTENT), ("n", LARGEST_EXTENT), ("k", LARGEST_K), ("batch", LARGEST_EXTENT)):
+        if getattr(problem, name) > most:
+            return Reason(name, f"{getattr(problem, name)}, at most {most}")
     return None
 
 

@@ -21,6 +21,7 @@ PRODUCT = Problem(128, 256, 512)
         ({"bias": True}, "bias", "the sm100 kernels of this version add none"),
         ({"activation": "silu"}, "activation", "'silu'"),
         ({"m": 2**31}, "m", "at most 2147483647"),
+        ({"k": 2**31 - 63}, "k", "at most 2147483584"),
     ],
 )
 def test_problems_that_are_refused(change, argument, message):
