@@ -12,6 +12,7 @@ from cutlass import Float32, cute
 from cutlass.experimental import primitives as ptx
 from emulated_kernel import SCHEDULES, Call, compile_kernel, compiled, integers, mistakes, operand, run
 
+import ptxemu
 from blockscale.kernels.parts import tensorcore
 from blockscale.kernels.parts.ring import Ring
 from blockscale.kernels.sm100 import Sm100Gemm
@@ -184,6 +185,35 @@ class WrongBytes(Sm100Gemm):
 def test_counts_that_do_not_add_up_are_not_compiled(kernel, message):
     with pytest.raises(AssertionError, match=message):
         compile_kernel(kernel((128, 32)))
+
+
+def without_fences(monkeypatch):
+    monkeypatch.setattr(tensorcore, "after_sync", lambda: None)
+
+
+def scales_in_one_place(monkeypatch):
+    columns = tensorcore.TensorCore.scale_columns
+    monkeypatch.setattr(tensorcore.TensorCore, "scale_columns", lambda self, slot: columns(self, slot * 0))
+
+
+def freed_while_in_use(monkeypatch):
+    monkeypatch.setattr(Ring, "drain", lambda self, slot: None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (without_fences, ptxemu.FindingError, "missing tcgen05.fence"),
+        (scales_in_one_place, ptxemu.FindingError, "race"),
+        (freed_while_in_use, ptxemu.Error, "not allocated|freed|deallocat"),
+    ],
+)
+def test_faults_of_protocol_would_be_seen(fault, error, message, monkeypatch):
+    """Three tiles for one CTA and more k tiles than stages: the numbers may come out right all the same."""
+    fault(monkeypatch)
+    function = compile_kernel(Sm100Gemm((128, 32)))
+    with pytest.raises(error, match=message):
+        run(function, operand(5, 3000), operand(70, 3000, seed=2), Call(ctas=1))
 
 
 @pytest.mark.parametrize("n", [8, 64, 128, 192, 256])
