@@ -112,10 +112,21 @@ def test_alpha_comes_before_the_cast(out_dtype):
         ((2.0**100, 2.0**120, 2.0**-120), 2.0**-116),
         ((1.5 * 2.0**-126, 2.0**110, 1.0), 0.7),
         ((1.0, 1.0, -0.3), 1.1),
+        ((1e-20, 1e-20, 1.0), 1e39),
+        ((1e-30, 1e-30, 1.0), 1e60),
+        ((1e20, 1e20, 1.0), 1e-46),
     ],
 )
 def test_products_of_scales_may_leave_the_range_of_fp32(units, factor):
     check(32, 9, 32, 64, call=Call(units=units, factor=factor), out_dtype="fp32")
+
+
+def test_a_sum_of_zero_stays_zero_where_others_overflow():
+    a, b = operand(3, 64, positive=True), operand(8, 64, seed=1, positive=True)
+    a.codes[:, 1] = 0
+    result = run(compiled(32, "fp32"), a, b, Call(units=(7e35, 7e35, -1.0), factor=1e6), "fp32")
+    assert np.array_equal(result.values[0] == 0, np.repeat([[False], [True], [False]], 8, 1))
+    assert np.isneginf(result.values[0, [0, 2]]).all()
 
 
 @pytest.mark.parametrize("factor", [0.0, float("inf"), float("nan")])
