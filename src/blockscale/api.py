@@ -74,7 +74,7 @@ def gemm(
     signature = None
     if a_sf is None and b_sf is None and bias is None:
         signature = gpu.signature(a, b, out, alpha, k, sf_layout, activation, out_dtype, config, backend, invariant)
-        if signature is not None and (call := gpu.known().get(signature)) is not None:
+        if signature is not None and (call := gpu.find(signature)) is not None:
             return call(a, b, out, alpha)  # type: ignore[arg-type] # the signature holds their types
     left = arguments.operand("a", a, a_sf, k, sf_layout)
     right = arguments.check_pair(left, arguments.operand("b", b, b_sf, k, sf_layout))

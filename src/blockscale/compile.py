@@ -108,7 +108,7 @@ def _arguments(out_dtype: str) -> list[Any]:
         *(pointer(cutlass.Uint8, 16) for _ in ("a", "b", "sfa", "sfb")),
         pointer(result, result.width // 8),
         *(pointer(cutlass.Float32, 4) for _ in ("unit_a", "unit_b", "alpha")),
-        cutlass.Float32(0),  # factor
+        cutlass.Float64(0),  # factor
         *(integer(0) for _ in ("m", "n", "k")),
         cutlass.Int64(0),  # ld_out
         *(integer(0) for _ in ("batch", "batch_a", "batch_b", "ctas")),

@@ -12,6 +12,7 @@ from blockscale.problem import Problem, Target
 TILES_N = (256, 192, 128, 64)  # what `candidates` offers; `supports` allows every N that the tensor cores have
 RASTERS = ("m", "n")
 LARGEST_EXTENT = 2**31 - 1  # sizes and tile indices are 32-bit integers in a kernel
+LARGEST_K = 2**31 - 64  # a kernel takes that of the storage, a multiple of 64
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Config:
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
+
+    Raises:
+        TypeError: a field of another type. Whether a kernel can be built is for `supports` to say.
     """
 
     tile: tuple[int, int] = (TILE_M, 128)
@@ -33,6 +37,19 @@ class Config:
     raster: str = "m"
     ctas: int | None = None
     persist_mb: int = 0
+
+    def __post_init__(self) -> None:
+        def is_integer(x: Any) -> bool:
+            return isinstance(x, int) and not isinstance(x, bool)
+
+        for name in ("stages", "accumulators", "ctas", "persist_mb"):
+            value = getattr(self, name)
+            if not (is_integer(value) or (value is None and name in ("stages", "ctas"))):
+                raise TypeError(f"{name}: {value!r}, expected an integer")
+        if not (isinstance(self.tile, tuple) and len(self.tile) == 2 and all(map(is_integer, self.tile))):
+            raise TypeError(f"tile: {self.tile!r}, expected a tuple of two integers")
+        if not isinstance(self.raster, str):
+            raise TypeError(f"raster: {self.raster!r}, expected a string")
 
     def code(self) -> dict[str, Any]:
         """The fields that decide a kernel's code."""
@@ -70,18 +87,14 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
         return Reason("bias", f"given: the {target.backend} kernels of this version add none")
     if problem.activation is not None:
         return Reason("activation", f"{problem.activation!r}: the {target.backend} kernels of this version apply none")
-    for name in ("m", "n", "k", "batch"):
-        if getattr(problem, name) > LARGEST_EXTENT:
-            return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
+    for name, most in (("m", LARGEST_EXTENT), ("n", LARGEST_EXTENT), ("k", LARGEST_K), ("batch", LARGEST_EXTENT)):
+        if getattr(problem, name) > most:
+            return Reason(name, f"{getattr(problem, name)}, at most {most}")
     return None
 
 
 def _unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem."""
-    for field in fields(config):
-        reason = _wrong_type(field.name, getattr(config, field.name))
-        if reason:
-            return reason
     rows, columns = config.tile
     if rows != TILE_M:
         return Reason("config.tile", f"{config.tile}, expected {TILE_M} rows")
@@ -101,21 +114,6 @@ def _unbuildable(config: Config, target: Target) -> Reason | None:
         takes = f"{geometry.smem_bytes:,} bytes of shared memory, more than the {target.smem:,} of {target.arch}"
         return Reason("config.stages", takes)
     return None
-
-
-def _wrong_type(name: str, value: Any) -> Reason | None:
-    def is_integer(x: Any) -> bool:
-        return isinstance(x, int) and not isinstance(x, bool)
-
-    if name == "tile":
-        right, expected = isinstance(value, tuple) and len(value) == 2 and all(map(is_integer, value)), "two integers"
-    elif name == "raster":
-        right, expected = isinstance(value, str), "a string"
-    elif name in ("stages", "ctas"):
-        right, expected = value is None or is_integer(value), "None or an integer"
-    else:
-        right, expected = is_integer(value), "an integer"
-    return None if right else Reason(f"config.{name}", f"{value!r}, expected {expected}")
 
 
 def _unfit(problem: Problem, config: Config) -> Reason | None:

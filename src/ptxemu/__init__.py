@@ -1,7 +1,8 @@
 """A software GPU that executes PTX."""
 
+from ptxemu.arguments import Uninitialised
 from ptxemu.device import Device, FindingError
-from ptxemu.errors import Deadlock, Error, LaunchError, MemoryFault, ParseError, UnknownInstruction
+from ptxemu.errors import Deadlock, Error, LaunchError, MemoryFault, ParseError, TurnLimit, UnknownInstruction
 from ptxemu.machine.tensormap import TensorMap
 from ptxemu.report import Finding, Report
 
@@ -16,5 +17,7 @@ __all__ = [
     "ParseError",
     "Report",
     "TensorMap",
+    "TurnLimit",
+    "Uninitialised",
     "UnknownInstruction",
 ]

@@ -28,18 +28,20 @@ ARGUMENT = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit status: 0, or 1 after an error, which goes to stderr."""
+    """Runs one command; the exit status: 0, or 1 after an error, which goes to stderr, or a report with findings."""
     options = _parser().parse_args(arguments)
     try:
-        options.command(options)
+        status: int = options.command(options) or 0
         sys.stdout.flush()
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        if error.report is not None and options.command is not _print_table:
+            _report(options, [error.report])
         return 1
     except BrokenPipeError:  # whoever reads has seen enough; the interpreter would flush once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,19 +76,38 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of every order that nothing promises")
     parser.add_argument("--checks", choices=CHECKS, default="all")
     parser.add_argument("--sms", type=int, default=148, help="CTAs that run at a time")
+    parser.add_argument("--summary", action="store_true", help="print findings and counters of each launch")
+    parser.add_argument("--json", action="store_true", help="print findings and counters as JSON, a list of launches")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for Perfetto (FILE, FILE-2, ...)")
 
 
 def _device(options: argparse.Namespace) -> Device:
-    return Device(options.target, schedule=options.schedule, seed=options.seed, checks=options.checks, sms=options.sms)
+    """The device; where a report is asked for, findings are in it and do not stop the program."""
+    on_finding = "collect" if options.summary or options.json or options.trace else "raise"
+    given = {name: getattr(options, name) for name in ("schedule", "seed", "checks", "sms")}
+    return Device(options.target, on_finding=on_finding, **given)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _report(options: argparse.Namespace, reports: Sequence[Report]) -> int:
+    """Prints and writes what was asked for; the exit status."""
+    for number, report in enumerate(reports, 1):
+        if options.trace:
+            path: Path = options.trace
+            report.trace(path if number == 1 else path.with_stem(f"{path.stem}-{number}"))
+        if options.summary:
+            report.summary()
+    if options.json:
+        print("[" + ",\n".join(report.json() for report in reports) + "]")
+    return 1 if any(report.findings for report in reports) else 0
+
+
+def _run(options: argparse.Namespace) -> int:
     from ptxemu.host.run import run  # builds a C library, which the other commands do not need
 
-    run(options.script, options.arguments, _device(options))
+    return _report(options, run(options.script, options.arguments, _device(options)))
 
 
-def _execute(options: argparse.Namespace) -> None:
+def _execute(options: argparse.Namespace) -> int:
     try:
         ptx = Path(options.file).read_text()
     except OSError as error:
@@ -101,12 +122,16 @@ def _execute(options: argparse.Namespace) -> None:
         shared=options.shared,
         args=values,
     )
-    _show(report)
+    asked = options.summary or options.json
+    if not asked:
+        _show(report)
     for text, value in zip(options.args, values, strict=True):
         if isinstance(value, np.ndarray):
-            print(f"{text} =\n{value}")
+            if not asked:
+                print(f"{text} =\n{value}")
             if text.endswith(".npy"):
                 np.save(text, value)
+    return _report(options, [report])
 
 
 def _show(report: Report) -> None:

@@ -17,9 +17,17 @@ from ptxemu.machine.program import Program
 from ptxemu.machine.tensormap import TensorMap
 from ptxemu.text.module import Variable
 
-__all__ = ["Arguments", "aligned", "integer"]
+__all__ = ["Arguments", "Uninitialised", "aligned", "integer"]
 
 ALIGN = 256  # what a device allocator gives
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Uninitialised:
+    """An array argument whose contents mean nothing yet: it becomes NaN, and reading what the kernel has not written
+    before is a finding."""
+
+    array: NDArray[Any]
 
 
 class Arguments:
@@ -33,7 +41,8 @@ class Arguments:
             raise LaunchError(f"{program.name} has {len(program.parameters)} parameters, args has {len(args)}")
         self.memory = memory
         self.program = program
-        self.args = args
+        self.args = [arg.array if isinstance(arg, Uninitialised) else arg for arg in args]
+        self.undefined = [arg.array for arg in args if isinstance(arg, Uninitialised)]
         self.copies: list[tuple[NDArray[Any], Region]] = []
         self.regions: list[Region] = []
 
@@ -82,9 +91,10 @@ class Arguments:
             if np.may_share_memory(array, other):
                 raise LaunchError(f"{name} overlaps another argument; pass one array and offsets into it")
         data = aligned(array.nbytes)
-        data[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        initialised = all(array is not other for other in self.undefined)
+        data[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if initialised else 0xFF
         data.flags.writeable = array.flags.writeable  # a store into a read-only array could not be written back
-        region = self.memory.register(f"{name}, {array.dtype} {array.shape}", data)
+        region = self.memory.register(f"{name}, {array.dtype} {array.shape}", data, initialised=initialised)
         self.regions.append(region)
         self.copies.append((array, region))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.arguments import Arguments, aligned, integer
-from ptxemu.errors import LaunchError
+from ptxemu.errors import Error, LaunchError
 from ptxemu.isa.generate import generate
 from ptxemu.machine.dependent import Rest
 from ptxemu.machine.grid import Grid, Shape
@@ -19,8 +19,14 @@ from ptxemu.machine.memory import SHARED_BASE, GlobalMemory, Region
 from ptxemu.machine.program import Program
 from ptxemu.machine.queue import SCHEDULES, Queue
 from ptxemu.report import Report
+from ptxemu.stream import Stream
 from ptxemu.text import Module, parse
 from ptxemu.text.module import Symbol, Variable
+from ptxemu.watch import protocol
+from ptxemu.watch.counters import Counters
+from ptxemu.watch.findings import Findings
+from ptxemu.watch.prerequisite import GridBefore
+from ptxemu.watch.watcher import Watcher
 
 __all__ = ["TARGETS", "Device", "FindingError"]
 
@@ -33,8 +39,16 @@ _BLOCK_LIMITS = (1024, 1024, 64)
 _LOCAL_LIMIT = 512 << 10
 
 
+NO_WAIT = (
+    "the kernel may start while the grid before, which issues griddepcontrol.launch_dependents, still runs, and has no "
+    "griddepcontrol.wait"
+)
+
+
 class FindingError(LaunchError):
     """Raised after a launch with findings, unless they are collected; `report` has them."""
+
+    report: Report
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
@@ -78,6 +92,7 @@ class Device:
     target: "sm_100a".  schedule: when asynchronous operations complete: "eager", "lazy" (as late as the rules allow),
     "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives the same run.
     checks: "all", "strict" or "none".  on_finding: "raise" or "collect".  sms: CTAs that run at a time.
+    max_turns: of the scheduler, after which a launch is given up with TurnLimit; None: none.
 
     Raises LaunchError for any other value.
     """
@@ -91,6 +106,7 @@ class Device:
         checks: str = "all",
         on_finding: str = "raise",
         sms: int = 148,
+        max_turns: int | None = None,
     ) -> None:
         _one_of("target", target, tuple(TARGETS))
         _one_of("schedule", schedule, SCHEDULES)
@@ -99,23 +115,34 @@ class Device:
         sms, seed = integer("sms", sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")
+        if max_turns is not None and integer("max_turns", max_turns) < 1:
+            raise LaunchError(f"max_turns={max_turns}: at least 1, or None")
         self.target = target
         self.schedule = schedule
         self.seed = seed
         self.checks = checks
         self.on_finding = on_finding
         self.sms = sms
+        self.max_turns = max_turns
         self.memory = GlobalMemory()
         self._modules: dict[str, _Loaded] = {}
         self._rest: Rest | None = None  # of the last launch, for a dependent one
+        self._before: GridBefore | None = None  # what it did to memory
 
-    def register(self, array: NDArray[Any], name: str = "host memory") -> Region:
-        """Makes a C-contiguous array global memory at its own address, until `memory.unregister`."""
+    def register(self, array: NDArray[Any], name: str = "host memory", *, initialised: bool = True) -> Region:
+        """Makes a C-contiguous array global memory at its own address, until `memory.unregister`.
+
+        initialised=False: reading what no kernel has written is a finding.
+        """
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise LaunchError(f"{name}: {_kind(array)}; allowed is a numpy array of numbers")
         if not array.flags.c_contiguous:
             raise LaunchError(f"{name}: an array of strides {array.strides} is not contiguous")
-        return self.memory.register(name, array.reshape(-1).view(np.uint8))
+        return self.memory.register(name, array.reshape(-1).view(np.uint8), initialised=initialised)
+
+    def stream(self) -> Stream:
+        """Launches that follow each other, each as early as it may: `with device.stream() as stream: ...`."""
+        return Stream(self)
 
     def launch(
         self,
@@ -135,10 +162,12 @@ class Device:
         grid: in CTAs, block: in threads, cluster: in CTAs, each up to three numbers; preferred_cluster: a larger shape
         that some clusters may get instead.  shared: bytes of dynamic shared memory.
         args: in the order of the parameters: int, float, bytes (the raw parameter), a numpy array (becomes global
-        memory, passed as its address, written back), or `TensorMap` (its address may be that of an array in `args`).
+        memory, passed as its address, written back), `Uninitialised` of an array, or `TensorMap` (its address may be
+        that of an array in `args`).
         pdl: the kernel may start before the one before it has ended, which shows in memory that stays registered.
 
-        Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock.
+        Raises ParseError, UnknownInstruction, LaunchError, MemoryFault, Deadlock, TurnLimit.  One that ends a launch
+        which had begun has its report up to there, as `report`.
         """
         shared = integer("shared", shared)
         loaded = self._load(ptx)
@@ -149,7 +178,12 @@ class Device:
             raise LaunchError(f"cluster={shapes.preferred}: the device has {self.sms} multiprocessors")
         shared_bytes = self._shared_bytes(program, shared)
         queue = Queue(self.schedule, self.seed)
-        before, self._rest = self._rest, None
+        rest, self._rest = (self._rest if pdl else None), None
+        before, self._before = (self._before if pdl else None), None
+        findings = Findings(program)
+        if rest is not None and not _has(program, "griddepcontrol.wait"):
+            findings.add("no griddepcontrol.wait", NO_WAIT)
+        watch = None if self.checks == "none" else Watcher(findings, self.checks == "strict", before)
         with Arguments(program, args, self.memory) as arguments:
             running = Grid(
                 program,
@@ -166,7 +200,11 @@ class Device:
                 sms=self.sms,
                 seed=self.seed,
                 variables=loaded.globals,
-                prerequisite=before.begin(self.memory, queue) if before and pdl else None,
+                counters=Counters(program.ptx_line, (arguments.region.base, arguments.region.end)),
+                findings=findings,
+                watch=watch,
+                at_exit=None if self.checks == "none" else protocol.cta_ended,
+                prerequisite=rest.begin(self.memory, queue) if rest is not None else None,
             )
             report = self._run(running)
         if self.checks == "none":
@@ -177,9 +215,18 @@ class Device:
 
     def _run(self, grid: Grid) -> Report:
         start = time.perf_counter()
-        with np.errstate(all="ignore"):
-            grid.run()
+        if self.max_turns is not None:
+            grid.scheduler.limit = self.max_turns
+        try:
+            with np.errstate(all="ignore"):
+                grid.run()
+        except Error as error:
+            grid.interrupted()
+            error.report = Report.of(grid, time.perf_counter() - start)
+            raise
         self._rest = grid.release.rest()
+        if self._rest is not None and grid.watch is not None:
+            self._before = GridBefore(grid.watch.rules)
         return Report.of(grid, time.perf_counter() - start)
 
     def _load(self, ptx: str | Module) -> _Loaded:
@@ -214,6 +261,10 @@ class Device:
         if name == self.target or (number.isdigit() and int(number) <= mine) or number == f"{mine}f":
             return
         raise LaunchError(f"{program.name} is for {name}; the device is {self.target}")
+
+
+def _has(program: Program, opcode: str) -> bool:
+    return any(opcode in block.opcodes for block in program.blocks)
 
 
 def _zeros(variable: Variable) -> NDArray[np.uint8]:

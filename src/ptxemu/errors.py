@@ -1,10 +1,19 @@
 """The errors that ptxemu raises.  All derive from `Error`."""
 
-__all__ = ["Deadlock", "Error", "LaunchError", "MemoryFault", "ParseError", "UnknownInstruction"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxemu.report import Report
+
+__all__ = ["Deadlock", "Error", "LaunchError", "MemoryFault", "ParseError", "TurnLimit", "UnknownInstruction"]
 
 
 class Error(Exception):
-    """Base of every ptxemu error."""
+    """Base of every ptxemu error.  report: of a launch that had begun, up to where it ended."""
+
+    report: Report | None = None
 
 
 class ParseError(Error):
@@ -21,6 +30,10 @@ class LaunchError(Error):
 
 class MemoryFault(Error):
     """An access outside every allocation, or one that is misaligned; names the address and the nearest allocation."""
+
+
+class TurnLimit(Error):
+    """A launch took more turns of the scheduler than the device allows; it may never end."""
 
 
 class Deadlock(Error):

@@ -90,10 +90,11 @@ def launch(
     cluster: int = 1,
     schedule: str = "lazy",
     seed: int = 0,
+    checks: str = "none",
 ) -> None:
     """Runs `body` with d0 = in, d1 = out, d2 = the map's address, d3 = this CTA's part of out, r0 = thread, r1 = rank,
     r2 = room, r3 = bar; q: thread 0, leader: CTA 0."""
-    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed)
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks=checks)
     text = TEXT.format(room=ROOM, body=body)
     given = bytes(128) if tensor_map is None else tensor_map
     device.launch(text, grid=(cluster, 1, 1), cluster=(cluster, 1, 1), args=[given, source, out])

@@ -28,7 +28,7 @@ class Cta:
         self.memory.take(0, 512)
         self.units = tc.CtaUnits(self.read, self.memory)
 
-    def read(self, address: int, size: int) -> npt.NDArray[np.uint8]:
+    def read(self, address: int, size: int, granules: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         assert ORIGIN <= address <= ORIGIN + self.shared.size - size
         return self.shared[address - ORIGIN : address - ORIGIN + size]
 

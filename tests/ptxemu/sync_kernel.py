@@ -36,6 +36,7 @@ def run(
     cluster: int = 1,
     schedule: str = "lazy",
     seed: int = 0,
+    checks: str = "none",
 ) -> np.ndarray:
     """Runs a kernel whose first parameter is `out` (32 words of 0xFFFFFFFF) and returns it; d0 is its address, d1 the
     thread's word in it, r0 the thread; the others are in1, in2, ..."""
@@ -43,7 +44,7 @@ def run(
     names = ["out"] + [f"in{i + 1}" for i in range(len(more))]
     parameters = ", ".join(f".param .u64 {name}" for name in names)
     text = f"{HEADER}.visible .entry k({parameters})\n{{\n{DECLARATIONS}\n{body}\n    ret;\n}}\n"
-    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed)
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks=checks)
     device.launch(text, grid=(grid, 1, 1), block=(block, 1, 1), cluster=(cluster, 1, 1), args=[result, *more])
     return result
 

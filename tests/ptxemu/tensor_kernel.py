@@ -112,6 +112,7 @@ def launch(
     cluster: int = 1,
     schedule: str = "lazy",
     seed: int = 0,
+    checks: str = "none",
 ) -> npt.NDArray[np.uint32]:
     """Runs `body` on 128 threads a CTA with `image` (cluster, ROOM) bytes in shared memory from 0x400 on and all of
     tensor memory allocated; returns its first columns, (cluster, 128, columns), or with `out` what the body wrote.
@@ -124,6 +125,6 @@ def launch(
     result = np.zeros((cluster, 128, columns), np.uint32) if out is None else out
     ending = dump(columns) if out is None else "setp.eq.u32 p, r4, 0;"
     text = TEXT.format(room=ROOM, granules=ROOM // 16, body=body, dump=ending, group=group)
-    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed)
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks=checks)
     device.launch(text, grid=(cluster, 1, 1), cluster=(cluster, 1, 1), block=(128, 1, 1), args=[given, result])
     return result

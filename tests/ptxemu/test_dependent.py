@@ -39,7 +39,7 @@ CTAS = 5
 def chain(
     *kernels: str, schedule: str = "lazy", pdl: bool = True, sms: int = 148, ctas: int = CTAS
 ) -> tuple[list[int], list[int]]:
-    device = ptxemu.Device("sm_100a", schedule=schedule, sms=sms)
+    device = ptxemu.Device("sm_100a", schedule=schedule, sms=sms, checks="none")
     first, second = np.zeros(ctas, np.uint32), np.zeros(ctas, np.uint32)
     device.register(first)
     device.register(second)

@@ -43,8 +43,11 @@ def both(a: cute.Tensor, b: cute.Tensor, waits: cutlass.Constexpr):
 )
 def test_a_missing_wait_shows(schedule: str, waits: bool, seen: float) -> None:
     a, b = torch.zeros(32), torch.zeros(32)
-    with installed(ptxemu.Device("sm_100a", schedule=schedule), [a, b]) as emulator:
+    with installed(ptxemu.Device("sm_100a", schedule=schedule, on_finding="collect"), [a, b]) as emulator:
         both(from_dlpack(a), from_dlpack(b), waits)
-    assert len(emulator.reports) == 2
+    first, second = emulator.reports
+    assert first.findings == []
+    kinds = {finding.kind for finding in second.findings}
+    assert kinds == (set() if waits else {"no griddepcontrol.wait", "read before griddepcontrol.wait"})
     assert a.unique().tolist() == [2.0]
     assert b.unique().tolist() == [seen]

@@ -31,7 +31,7 @@ def test_fresh_memory_is_nan() -> None:
     memory = TensorMemory()
     memory.take(0, 64)
     assert np.isnan(memory.block(0, 128, 64).view(np.float32)).all()
-    memory.block(0, 128, 64, write=True)[:] = 0
+    memory.block(0, 128, 64)[:] = 0
     memory.release(0, 64)
     memory.take(0, 32)
     assert np.isnan(memory.block(0, 128, 32).view(np.float32)).all()

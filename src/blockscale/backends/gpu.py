@@ -240,6 +240,14 @@ def known() -> dict[tuple[Any, ...], Call]:
     return _known if active is None else active.known
 
 
+def find(signature: tuple[Any, ...]) -> Call | None:
+    """The call known by this signature, if any."""
+    try:
+        return known().get(signature)
+    except TypeError:  # something in it has no hash, and no argument that is allowed is like that
+        return None
+
+
 def remember(signature: tuple[Any, ...], call: Call) -> None:
     """Keep `call` for arguments with this signature."""
     calls = known()

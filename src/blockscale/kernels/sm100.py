@@ -46,7 +46,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int16, Int32, Int64, Uint8, cute
+from cutlass import Float64, Int16, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -124,7 +124,7 @@ class Sm100Gemm:
         unit_a: cute.Pointer,
         unit_b: cute.Pointer,
         alpha: cute.Pointer,
-        factor: Float32,
+        factor: Float64,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -141,7 +141,7 @@ class Sm100Gemm:
             a, b: codes, (batch_a, m, k / 2) and (batch_b, n, k / 2) bytes, aligned to 16 bytes.
             sfa, sfb: their scales in the 128x4 layout, each matrix padded to 128 rows; what these rows hold is ignored.
             out: (batch, m, n), rows ld_out elements apart, matrices m * ld_out.
-            unit_a, unit_b, alpha: fp32, one each. factor: the same, by value.
+            unit_a, unit_b, alpha: fp32, one each. factor: one more, by value.
             m, n: at least 1. k: of the storage, a multiple of 64, zeros in codes and scales beyond the last element.
             batch: matrices of out; batch_a and batch_b are the same or 1.
             ctas: at most so many are launched.
@@ -177,7 +177,7 @@ class Sm100Gemm:
         map_sfa: cpasync.TmaInfo,
         map_sfb: cpasync.TmaInfo,
         factors: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
-        factor: Float32,
+        factor: Float64,
         out: cute.Pointer,
         ld_out: Int64,
         size: tuple[Int32, Int32, Int32],

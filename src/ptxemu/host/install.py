@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ptxemu.device import Device
 
 __all__ = ["Emulator", "installed"]
+
+# What `installed` changes belongs to the whole process, so one thread is inside at a time; it may enter again.
+_one_thread = threading.RLock()
 
 
 class Emulator:
@@ -99,6 +103,8 @@ class Emulator:
 def installed(device: Device, memory: Iterable[Any] | None = None) -> Iterator[Emulator]:
     """Inside, functions that CuTe DSL compiles for `device`'s target run on it when they are called, synchronously.
 
+    One thread is inside at a time, the others wait for it to leave; the same thread may enter again.
+
     Args:
         device: the emulated GPU.
         memory: the arrays that kernels may touch (CPU torch tensors, numpy arrays, pairs of address and bytes);
@@ -109,9 +115,8 @@ def installed(device: Device, memory: Iterable[Any] | None = None) -> Iterator[E
         HostError: CuTe DSL is missing or not version 4.8.1; a launch asks for what the emulator does not have.
         ptxemu.Error: what the kernels raise, on leaving the block, in place of the error that it became on the way.
     """
-    link = bridge()
     emulator = Emulator(device, memory)
-    with redirected(link, device.target, device.sms):
+    with _one_thread, redirected(link := bridge(), device.target, device.sms):
         link.emulators.append(emulator)
         try:
             yield emulator

@@ -20,7 +20,9 @@ CHAPTERS = (
     "cp_async",
     "remote",
     "matrix",
+    "bulk_groups",
     "bulk",
+    "tensor_memory",
     "tcgen05",
 )
 

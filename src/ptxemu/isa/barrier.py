@@ -37,6 +37,12 @@ def sync(w: Warp, m: int, a: Value, b: Value = None) -> Generator[Wait, None, No
     """PTX 'bar, barrier'.  Arrives and waits."""
     barrier, count = _barrier(w, m, a, b)
     yield barrier.wait(barrier.arrive(_arrivals(w, m), count))
+    _acquire(w, barrier)
+
+
+def _acquire(w: Warp, barrier: NamedBarrier) -> None:
+    if barrier.sync is not None and w.agent is not None:
+        barrier.sync.acquire(w.agent)
 
 
 @warp("bar{.cta}.arrive a, b", WHICH, converge="aligned")
@@ -69,6 +75,7 @@ def _reduce(w: Warp, m: int, a: Value, b: Value, c: int, op: str) -> Generator[W
     barrier, count = _barrier(w, m, a, b)
     barrier.reduced += [bool(c >> lane & 1) for lane in lanes(m)]
     yield barrier.wait(barrier.arrive(_arrivals(w, m), count))
+    _acquire(w, barrier)
     result = barrier.result
     if op == "popc":
         return sum(result)

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ptxemu.errors import LaunchError, MemoryFault
-from ptxemu.isa.engine import Value, thread, warp
+from ptxemu.isa.bulk_groups import Store, groups_of
+from ptxemu.isa.engine import Value, thread
 from ptxemu.isa.mbarrier import barrier_at
 from ptxemu.machine import tma
 from ptxemu.machine.lanes import lanes
-from ptxemu.machine.memory import RANK_SHIFT
-from ptxemu.machine.queue import Operation
-from ptxemu.machine.signal import Wait
+from ptxemu.machine.memory import RANK_SHIFT, Order, Touched, strength
 from ptxemu.machine.tensormap import SIZE, InvalidTensorMap, TensorMap, replace_field
 
 if TYPE_CHECKING:
@@ -48,69 +46,27 @@ TENSOR_EXTRAS = " ".join(dict.fromkeys(" ".join(_orders(MULTICAST, HINT, group) 
 BULK_EXTRAS = _orders(MULTICAST, HINT)
 DIMENSIONS = "1d 2d 3d 4d 5d"
 SHARED = "shared::cta shared::cluster"
+REDUCTION = strength("relaxed", "gpu")  # the order that each operation of a reduction in global memory has
 
 
-# Groups of a thread's stores
-
-
-@dataclass(frozen=True)
-class Store:
-    """A store under way: its two steps, and the lanes that issued it."""
-
-    mask: int
-    read: Operation
-    write: Operation
-
-
-class BulkGroups:
-    """A warp's bulk stores: `open` are not committed, each group is the mask of its threads and its stores."""
-
-    def __init__(self) -> None:
-        self.open: list[Store] = []
-        self.groups: list[tuple[int, list[Store]]] = []
-
-    def commit(self, m: int) -> None:
-        # Only from the front: `pending` counts places from the newest, and stores may complete in any order.
-        while self.groups and all(s.write.done for s in self.groups[0][1]):
-            del self.groups[0]
-        self.groups.append((m, [s for s in self.open if s.mask & m]))
-        self.open = [s for s in self.open if not s.mask & m]
-
-    def pending(self, m: int, keep: int, read: bool) -> list[Operation]:
-        """What is unfinished of each lane's groups but its newest `keep`."""
-        together = all(mask & m == m for mask, _ in self.groups)
-        found: dict[Operation, None] = {}
-        for lane in lanes(m & -m if together else m):
-            mine = [stores for mask, stores in self.groups if mask >> lane & 1]
-            for stores in mine[: max(len(mine) - keep, 0)]:
-                steps = (s.read if read else s.write for s in stores)
-                found |= dict.fromkeys(step for step in steps if not step.done)
-        return list(found)
-
-
-def _groups(w: Warp) -> BulkGroups:
-    groups: BulkGroups = w.state.setdefault("cp.async.bulk", BulkGroups())
-    return groups
-
-
-@warp("cp.async.bulk.commit_group")
-def commit_group(w: Warp, m: int) -> None:
-    """PTX 'cp.async.bulk.commit_group'.  The thread's open stores become a group, which may be empty."""
-    _groups(w).commit(m)
-
-
-@warp("cp.async.bulk.wait_group{.read} count")
-def wait_group(w: Warp, m: int, count: Value, *, read: bool) -> Generator[Wait, None, None]:
-    """PTX 'cp.async.bulk.wait_group'.  Until all but the newest `count` groups are complete, or only read."""
-    for operation in _groups(w).pending(m, count, read):
-        yield operation.wait()
-
-
-def _submit_store(w: Warp, m: int, what: str, read: Callable[[], Bytes], write: Callable[[Bytes], object]) -> None:
+def _submit_store(
+    w: Warp, m: int, what: str, source: int, size: int, read: Callable[[Bytes], Bytes], write: Callable[[Bytes], object]
+) -> None:
+    """read: from the `size` bytes at shared `source` to what `write` takes."""
     held: list[Bytes] = []
-    first = w.queue.submit(lambda: held.append(read()), f"{what} (reading its source)")
-    second = w.queue.submit(lambda: void(write(held.pop())), what, after=[first])
-    _groups(w).open.append(Store(m, first, second))
+    reader, target = w.grouped("bulk source", m), w.grouped("bulk store", m)
+    with w.queue.acts(reader):  # a watcher takes the source as read from now on
+        view = w.shared.view(source, size, proxy="async")
+    reading = w.queue.submit(lambda: held.append(read(view)), f"{what} (reading its source)")
+    writing = w.queue.submit(lambda: void(write(held.pop())), what, after=[reading], agent=target)
+    groups_of(w).add(Store(m, reading, writing))
+
+
+def _count(w: Warp, what: str, in_global: int, in_shared: int) -> None:
+    """Counts the bytes at both ends of a copy: a multicast is read once and written in every CTA."""
+    moved = w.grid.counters.moved
+    moved[f"{what}, global memory"] += in_global
+    moved[f"{what}, shared memory"] += in_shared
 
 
 def void(_: object) -> None:
@@ -184,7 +140,7 @@ def _map(w: Warp, address: int) -> TensorMap:
     space, found = w.space("", address, 1)
     if found % 64:
         raise InvalidTensorMap(f"tensor map at {address:#x}: 64-byte alignment is needed")
-    return TensorMap.decode(space.view(found, 64, proxy="tensormap", actor=w).tobytes())
+    return TensorMap.decode(space.view(found, 64, proxy="tensormap").tobytes())
 
 
 def _signed(coords: Any) -> tuple[int, ...]:
@@ -192,9 +148,9 @@ def _signed(coords: Any) -> tuple[int, ...]:
     return tuple((c & 0xFFFFFFFF) - ((c & 0x80000000) << 1) for c in values)
 
 
-def _window(w: Warp) -> tma.GlobalWindow:
-    def window(address: int, size: int, write: bool) -> Bytes:
-        return w.memory.view(address, size, write=write, proxy="async", actor=w)
+def _window(w: Warp, order: Order | None = None) -> tma.GlobalWindow:
+    def window(address: int, size: int, write: bool, touched: Touched) -> Bytes:
+        return w.memory.view(address, size, write=write, proxy="async", touched=touched, order=order)
 
     return window
 
@@ -239,16 +195,17 @@ def tensor_load(
         _own(w, to, "cp.async.bulk.tensor to shared::cta")
     tma.check_shared(tensor, to)
     destinations = multicast_addresses(w, to, mask)
+    _count(w, "TMA load", tma.inside_bytes(tensor, at), tensor.box_bytes * len(destinations))
     box: list[Bytes] = []  # read once, by the copy that lands first
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, pair), strict=True):
         land = functools.partial(_land, w, tensor, at, box, address, barrier)
-        w.queue.submit(land, f"cp.async.bulk.tensor.{dim} load")
+        w.queue.submit(land, f"cp.async.bulk.tensor.{dim} load", agent=w.copying(barrier))
 
 
 def _land(w: Warp, tensor: TensorMap, at: tuple[int, ...], box: list[Bytes], address: int, barrier: Mbarrier) -> None:
     if not box:
         box.append(tma.read_box(tensor, at, _window(w)))
-    window = w.shared.view(address, tensor.box_bytes, write=True, proxy="async", actor=w)
+    window = w.shared.view(address, tensor.box_bytes, write=True, proxy="async")
     tma.place(tensor, box[0], window, address)
     barrier.complete_tx(tensor.transaction_bytes)
 
@@ -270,7 +227,9 @@ def tensor_store(w: Warp, m: int, map: int, coords: Value, at: int, *, dim: str)
 )
 def tensor_reduce(w: Warp, m: int, map: int, coords: Value, at: int, *, dim: str, op: str) -> None:
     """PTX 'cp.reduce.async.bulk.tensor'.  Combines a box into global memory, element by element."""
-    _tensor_out(w, m, map, coords, at, dim, lambda tensor, to, box: tma.reduce_box(tensor, to, box, op, _window(w)))
+    _tensor_out(
+        w, m, map, coords, at, dim, lambda tensor, to, box: tma.reduce_box(tensor, to, box, op, _window(w, REDUCTION))
+    )
 
 
 def _tensor_out(
@@ -285,11 +244,17 @@ def _tensor_out(
     tensor, to = _tensor(w, map, coords, dim, store=True)
     source = _own(w, _shared(w, at, "cp.async.bulk.tensor"), "cp.async.bulk.tensor from shared::cta")
     tma.check_shared(tensor, source)
+    _count(w, "TMA store", tma.inside_bytes(tensor, to), tensor.box_bytes)
 
-    def read() -> Bytes:
-        return tma.collect(tensor, w.shared.view(source, tensor.box_bytes, proxy="async", actor=w), source)
-
-    _submit_store(w, m, f"cp.async.bulk.tensor.{dim} store", read, lambda box: write(tensor, to, box))
+    _submit_store(
+        w,
+        m,
+        f"cp.async.bulk.tensor.{dim} store",
+        source,
+        tensor.box_bytes,
+        lambda view: tma.collect(tensor, view, source),
+        lambda box: write(tensor, to, box),
+    )
 
 
 @thread("cp.async.bulk.prefetch.tensor.dim.L2.global{.tile}{.L2::cache_hint} [map, coords]{, policy}", dim=DIMENSIONS)
@@ -331,14 +296,15 @@ def bulk_load(
     if dst == "shared::cta":
         _own(w, to, "cp.async.bulk to shared::cta")
     destinations = multicast_addresses(w, to, mask)
+    _count(w, "TMA load", size, size * len(destinations))
     for address, barrier in zip(destinations, _barriers(w, destinations, bar, multicast, False), strict=True):
 
         def move(address: int = address, barrier: Mbarrier = barrier) -> None:
-            data = w.memory.view(at, size, proxy="async", actor=w)
-            w.shared.view(address, size, write=True, proxy="async", actor=w)[:] = data
+            data = w.memory.view(at, size, proxy="async")
+            w.shared.view(address, size, write=True, proxy="async")[:] = data
             barrier.complete_tx(size)
 
-        w.queue.submit(move, "cp.async.bulk load")
+        w.queue.submit(move, "cp.async.bulk load", agent=w.copying(barrier))
 
 
 @thread("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [at], size, [bar]")
@@ -365,17 +331,19 @@ def _between_ctas(
     to, source = _shared(w, to, what), _own(w, _shared(w, at, what), what)
     _check_size(source, size, what)
     (barrier,) = _barriers(w, [to], bar, False, False)
+    w.grid.counters.moved["bulk copy in the cluster"] += size
     held: list[Bytes] = []
 
     def read() -> None:
-        held.append(w.shared.view(source, size, proxy="async", actor=w).copy())
+        held.append(w.shared.view(source, size, proxy="async").copy())
 
     def write() -> None:
-        target = w.shared.view(to, size, write=True, proxy="async", actor=w)
+        target = w.shared.view(to, size, write=True, proxy="async")
         target[:] = combine(target, held.pop())
         barrier.complete_tx(size)
 
-    w.queue.submit(write, what, after=[w.queue.submit(read, f"{what} (reading its source)")])
+    reading = w.queue.submit(read, f"{what} (reading its source)", agent=w.copying(barrier))
+    w.queue.submit(write, what, after=[reading], agent=w.copying(barrier))
 
 
 @thread("cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint} [to], [at], size{, policy}")
@@ -403,23 +371,28 @@ def bulk_store_masked(w: Warp, m: int, to: int, at: int, size: int, bytes: int) 
 )
 def bulk_reduce(w: Warp, m: int, to: int, at: int, size: int, *, op: str, type: str) -> None:
     """PTX 'cp.reduce.async.bulk'.  Combines shared memory into global memory; f16 and bf16 keep subnormals."""
-    _to_global(w, m, to, at, size, "cp.reduce.async.bulk", functools.partial(tma.combine, op, type))
+    _to_global(w, m, to, at, size, "cp.reduce.async.bulk", functools.partial(tma.combine, op, type), REDUCTION)
 
 
 def _to_global(
-    w: Warp, m: int, to: int, at: int, size: int, what: str, combine: Callable[[Bytes, Bytes], Bytes]
+    w: Warp,
+    m: int,
+    to: int,
+    at: int,
+    size: int,
+    what: str,
+    combine: Callable[[Bytes, Bytes], Bytes],
+    order: Order | None = None,
 ) -> None:
     source = _own(w, _shared(w, at, what), what)
     _check_size(to, size, what)
-
-    def read() -> Bytes:
-        return np.array(w.shared.view(source, size, proxy="async", actor=w))
+    _count(w, "TMA store", size, size)
 
     def write(data: Bytes) -> None:
-        target = w.memory.view(to, size, write=True, proxy="async", actor=w)
+        target = w.memory.view(to, size, write=True, proxy="async", order=order)
         target[:] = combine(target, data)
 
-    _submit_store(w, m, what, read, write)
+    _submit_store(w, m, what, source, size, np.array, write)
 
 
 @thread("cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [at], size{, policy}")
@@ -468,7 +441,7 @@ def _replace(w: Warp, at: int, field: str, ordinal: int, value: int, space: str 
     memory, address = w.space(space or "", at, 1)
     if address % SIZE:
         raise InvalidTensorMap(f"tensormap.replace at {at:#x}: {SIZE}-byte alignment is needed")
-    view = memory.view(address, SIZE, write=True, actor=w)
+    view = memory.view(address, SIZE, write=True)
     raw = bytearray(view.tobytes())
     replace_field(raw, field, value, ordinal)
     view[:] = np.frombuffer(raw, np.uint8)

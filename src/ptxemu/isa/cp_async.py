@@ -134,20 +134,24 @@ def _copy(w: Warp, m: int, dst: Value, src: Value, size: int, source_size: Value
         if count > size:
             raise MemoryFault(f"cp.async of {size} bytes with a source size of {count}")
 
+    w.grid.counters.moved["cp.async"] += sum(group.bit_count() * count for group, _, _, count in wanted)
+
     def move() -> None:
         for _, to, origin, count in wanted:
-            target = w.shared.view(to, size, write=True, actor=w)
+            target = w.shared.view(to, size, write=True)
             target[count:] = 0
             if count:
-                target[:count] = w.memory.view(origin, count, actor=w)
+                target[:count] = w.memory.view(origin, count)
 
-    _groups(w).add(m, w.queue.submit(move, "cp.async"))
+    _groups(w).add(m, w.queue.submit(move, "cp.async", agent=w.grouped("cp.async", 1)))
 
 
 @warp("cp.async.commit_group")
 def commit_group(w: Warp, m: int) -> None:
     """PTX 'cp.async.commit_group'.  The thread's open copies become a group, which may be empty."""
     _groups(w).commit(m)
+    if w.agent is not None:
+        w.agent.commit_groups(("cp.async",), 1)
 
 
 @warp("cp.async.wait_group count")
@@ -155,15 +159,15 @@ def wait_group(w: Warp, m: int, count: Value) -> Generator[Wait, None, None]:
     """PTX 'cp.async.wait_group / cp.async.wait_all'.  Until all but the newest `count` groups are complete."""
     for operation in _groups(w).older(m, count):
         yield operation.wait()
+    if w.agent is not None:
+        w.agent.groups_done(("cp.async",), 1, count)
 
 
 @warp("cp.async.wait_all")
 def wait_all(w: Warp, m: int) -> Generator[Wait, None, None]:
     """PTX 'cp.async.wait_group / cp.async.wait_all'.  Until all the thread's copies are complete."""
-    groups = _groups(w)
-    groups.commit(m)
-    for operation in groups.older(m, 0):
-        yield operation.wait()
+    commit_group(w, m)
+    yield from wait_group(w, m, 0)
 
 
 @warp("cp.async.mbarrier.arrive{.noinc}{.space}.b64 [addr]", space="shared shared::cta")
@@ -177,7 +181,8 @@ def mbarrier_arrive(w: Warp, m: int, addr: Value, *, noinc: bool, space: str | N
         if not noinc:
             barrier.pending += count
         before = [operation for mask, operation in flying if mask & group]
-        w.queue.submit(functools.partial(_arrive, barrier, count), "cp.async.mbarrier.arrive", after=before)
+        action = functools.partial(_arrive, barrier, count)
+        w.queue.submit(action, "cp.async.mbarrier.arrive", after=before, agent=w.after_all("cp.async"))
 
 
 def _arrive(barrier: Mbarrier, count: int) -> None:

@@ -19,9 +19,11 @@ from ptxemu.isa.batches import batch, pure_runs, run_batch
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.move import mov
+from ptxemu.isa.names import short
 from ptxemu.isa.operands import registers_in
 from ptxemu.isa.special import special
 from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed, scalar_text, widen
+from ptxemu.isa.undefined import Undefined
 from ptxemu.machine.lanes import FULL, WORD, lanes, merge
 from ptxemu.machine.memory import SHARED_BASE
 from ptxemu.machine.program import Block, Program
@@ -65,6 +67,7 @@ class _Generator:
         self.names = list(registers)
         self.widths = list(registers.values())
         self.numbers = {name: number for number, name in enumerate(self.names)}
+        self.undefined = Undefined(self.plans[0].live_in, self.numbers, self.predicate)
         self.filename = f"<ptx {function.name} {next(_serial)}>"
         self.text: list[str] = []
         self.lines: list[int] = []  # the PTX line of each line of `text`
@@ -138,6 +141,10 @@ class _Generator:
         self.text.append(text)
         self.lines.append(self.line)
 
+    def emit_all(self, lines: list[str]) -> None:
+        for line in lines:
+            self.emit(f"    {line}")
+
     def bind(self, key: Any, prefix: str, make: Callable[[], Any]) -> str:
         """A name in the generated code's scope for an object, the same for the same key."""
         name = self.bound.get(key)
@@ -156,22 +163,39 @@ class _Generator:
                 self.emit(f"    r{index} = R[{index}]")
         if p.alone is not None:
             return self.blocking(p, p.alone)
+        loads: dict[int, set[str]] = {}  # the registers that each tcgen05.ld has still to give, by its line
         for run in pure_runs(p.body):
             for group in batch(run, self.batch_key):
                 self.line = group[0].instruction.line
+                self.emit_all(self.undefined.reads(group))
                 if len(group) > 1:
                     self.batched(group)
                 elif group[0].form.kind == "copy":
                     self.copy(group[0])
                 else:
                     self.instruction(group[0], p.index)
+                self.emit_all(self.undefined.writes(group))
+                self.loaded(group, loads)
         if p.jump is not None:
             self.line = p.jump.line
+            self.emit_all(self.undefined.guard(p.jump.guard))
         self.flush(p)
         if p.jump is None:
             self.emit(f"    return B{p.index + 1}")
         else:
             self.jump(p, p.jump)
+
+    def loaded(self, group: list[Decoded], loads: dict[int, set[str]]) -> None:
+        """Tells the warp when a tcgen05.ld's registers have all been used: that load is complete."""
+        touched = {r.name for found in group for o in (*found.sources, *found.results) for r in registers_in(o)}
+        for line in [line for line, left in loads.items() if left & touched]:
+            loads[line] -= touched
+            if not loads[line]:
+                del loads[line]
+                self.emit(f"    w.loaded({line})")
+        for found in group:
+            if found.form.opcode == "tcgen05" and ".ld." in found.instruction.opcode:
+                loads[found.instruction.line] = {r.name for o in found.results for r in registers_in(o)}
 
     def flush(self, p: Plan) -> None:
         """Writes back what later blocks read."""
@@ -394,9 +418,11 @@ class _Generator:
         self.line = found.instruction.line
         if found.converge is not None:
             self.converge(found, p.index)
+        self.emit_all(self.undefined.reads([found]))
         self.emit(f"    return w.start({self.call(found, 'm')}, finish_{p.index}, B{p.index})")
         self.emit(f"def finish_{p.index}(w, R, m, result):")
         self.assign(found, "result", "    ", guarded=False)
+        self.emit_all(self.undefined.writes([found]))
         self.flush(p)
         self.emit(f"    return B{p.index + 1}")
 
@@ -404,7 +430,7 @@ class _Generator:
 def _block(p: Plan) -> Block:
     """A block without its function."""
     lines = [found.instruction.line for found in p.body]
-    opcodes = [found.instruction.opcode.partition(".")[0] for found in p.body]
+    opcodes = [short(found.instruction.opcode) for found in p.body]
     if p.jump is not None:
         lines.append(p.jump.line)
         opcodes += ["bra"] if p.jump.kind != "exit" else []

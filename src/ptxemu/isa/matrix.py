@@ -32,7 +32,7 @@ def ldmatrix(w: Warp, m: int, a: Value, *, num: str, trans: bool, ss: str | None
     mask = _rows(num)
     space, address = w.space(ss or "", a, mask)
     words = np.empty((LANES, 4), np.uint32)
-    for column, word in enumerate(space.load(address, 4, 4, mask, w)):
+    for column, word in enumerate(space.load(address, 4, 4, mask)):
         words[:, column] = word
     fragments = [words[8 * i : 8 * i + 8].reshape(LANES) for i in range(int(num[1:]))]
     return [_transposed(f) for f in fragments] if trans else fragments
@@ -47,7 +47,7 @@ def stmatrix(w: Warp, m: int, a: Value, r: tuple[Value, ...], *, num: str, trans
     for i, register in enumerate(r):
         fragment = np.full(LANES, register, np.uint32) if whole(register) else register
         words[8 * i : 8 * i + 8] = (_transposed(fragment) if trans else fragment).reshape(8, 4)
-    space.store(address, list(np.ascontiguousarray(words.T)), 4, mask, w)
+    space.store(address, list(np.ascontiguousarray(words.T)), 4, mask)
 
 
 @warp("movmatrix.sync.aligned.m8n8.trans.b16 d, a", "b32")

@@ -6,6 +6,7 @@ arrive returns is the phase in the upper and the pending arrivals before it in t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -61,10 +62,15 @@ def init(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> No
             raise MemoryFault(f"mbarrier.init at {address:#x}, which belongs to another CTA of the cluster")
         number &= 0xFFFFFFFF
         live = w.cluster.mbarriers.get(address)
-        if live is not None and (live.phase or live.tx or live.pending != live.expected or live.expected != number):
+        if live is not None and (live.phase or not live.idle or live.expected != number):
             raise MemoryFault(f"mbarrier.init over a live barrier: {live}; mbarrier.inval comes first")
+        if w.grid.watch is not None and live is not None and live.sync is not None:
+            w.grid.watch.initialised_again(w, live.sync, w.grid.program.ptx_line(sys._getframe()))
         if live is None:
-            w.cluster.mbarriers[address] = Mbarrier(f"at shared {address:#x}", number)
+            line = w.grid.program.ptx_line(sys._getframe())
+            w.cluster.mbarriers[address] = barrier = Mbarrier(f"at shared {address:#x}", number, line)
+            if w.grid.watch is not None:
+                barrier.sync = w.grid.watch.mbarrier(w, line)
 
 
 @warp("mbarrier.inval{.space}.b64 [addr]", space=LOCAL)
@@ -89,7 +95,7 @@ def complete_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None
     """PTX 'mbarrier.complete_tx'.  Says that bytes have come, without any copy."""
     w.grid.effects += 1
     for lanes, at, number in each(w, m, addr, count):
-        barrier_at(w, at, space).complete_tx(number * lanes.bit_count())
+        barrier_at(w, at, space).complete_tx(number * lanes.bit_count(), relaxed=True)
 
 
 @warp(
@@ -99,9 +105,9 @@ def complete_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None
     scope="cta cluster",
     space=ANY,
 )
-def arrive(w: Warp, m: int, addr: Value, count: Value = None, *, space: str | None) -> Value:
+def arrive(w: Warp, m: int, addr: Value, count: Value = None, *, space: str | None, sem: str | None) -> Value:
     """PTX 'mbarrier.arrive'.  Each thread counts `count` arrivals (1) and gets the phase that they belong to."""
-    return _arrive(w, m, addr, count, space)
+    return _arrive(w, m, addr, count, space, sem)
 
 
 @warp(
@@ -111,10 +117,10 @@ def arrive(w: Warp, m: int, addr: Value, count: Value = None, *, space: str | No
     scope="cta cluster",
     space=ANY,
 )
-def arrive_expect_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> Value:
+def arrive_expect_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None, sem: str | None) -> Value:
     """PTX 'mbarrier.arrive'.  With .expect_tx: announces bytes first, then arrives once."""
     expect_tx(w, m, addr, count, space=space)
-    return _arrive(w, m, addr, None, space)
+    return _arrive(w, m, addr, None, space, sem)
 
 
 @warp("mbarrier.arrive.noComplete{.release.cta}{.space}.b64 state, [addr], count", {"state": "b64"}, space=LOCAL)
@@ -130,9 +136,9 @@ def arrive_no_complete(w: Warp, m: int, addr: Value, count: Value, *, space: str
     scope="cta cluster",
     space=ANY,
 )
-def arrive_drop(w: Warp, m: int, addr: Value, count: Value = None, *, space: str | None) -> Value:
+def arrive_drop(w: Warp, m: int, addr: Value, count: Value = None, *, space: str | None, sem: str | None) -> Value:
     """PTX 'mbarrier.arrive_drop'.  Arrives, and later phases expect that many fewer."""
-    return _arrive(w, m, addr, count, space, drop=True)
+    return _arrive(w, m, addr, count, space, sem, drop=True)
 
 
 @warp(
@@ -142,10 +148,10 @@ def arrive_drop(w: Warp, m: int, addr: Value, count: Value = None, *, space: str
     scope="cta cluster",
     space=ANY,
 )
-def arrive_drop_expect_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> Value:
+def arrive_drop_expect_tx(w: Warp, m: int, addr: Value, count: Value, *, space: str | None, sem: str | None) -> Value:
     """PTX 'mbarrier.arrive_drop'.  With .expect_tx: announces bytes first, then arrives once and drops one."""
     expect_tx(w, m, addr, count, space=space)
-    return _arrive(w, m, addr, None, space, drop=True)
+    return _arrive(w, m, addr, None, space, sem, drop=True)
 
 
 @warp("mbarrier.arrive_drop.noComplete{.release.cta}{.space}.b64 state, [addr], count", {"state": "b64"}, space=LOCAL)
@@ -155,7 +161,15 @@ def arrive_drop_no_complete(w: Warp, m: int, addr: Value, count: Value, *, space
 
 
 def _arrive(
-    w: Warp, m: int, addr: Value, count: Value, space: str | None, *, drop: bool = False, may_complete: bool = True
+    w: Warp,
+    m: int,
+    addr: Value,
+    count: Value,
+    space: str | None,
+    sem: str | None = None,
+    *,
+    drop: bool = False,
+    may_complete: bool = True,
 ) -> Value:
     w.grid.effects += 1
     states = []
@@ -164,7 +178,9 @@ def _arrive(
         if not 1 <= number <= MAX_COUNT:
             raise MemoryFault(f"{barrier}: count {number} of an arrival, allowed are 1 to {MAX_COUNT}")
         before = barrier.phase << 32 | barrier.pending
-        phase = barrier.drop(number * lanes.bit_count()) if drop else barrier.arrive(number * lanes.bit_count())
+        arrivals = number * lanes.bit_count()
+        relaxed = sem == "relaxed"
+        phase = barrier.drop(arrivals, relaxed=relaxed) if drop else barrier.arrive(arrivals, relaxed=relaxed)
         if not may_complete and barrier.phase != phase:
             raise MemoryFault(f"{barrier}: an arrival with .noComplete completed the phase")
         states.append((lanes, before & (1 << 64) - 1))
@@ -184,13 +200,13 @@ def pending_count(w: Warp, m: int, state: Value) -> Value:
     scope="cta cluster",
     space=LOCAL,
 )
-def test_wait(w: Warp, m: int, addr: Value, state: Value, *, space: str | None) -> int:
+def test_wait(w: Warp, m: int, addr: Value, state: Value, *, space: str | None, sem: str | None) -> int:
     """PTX 'mbarrier.test_wait'.  Whether the phase of the state is complete."""
-    done = 0
+    asked = []
     for lanes, at, number in each(w, m, addr, state):
         barrier = barrier_at(w, at, space, remote=False)
-        done |= lanes if barrier.passed(_parity(barrier, number)) else 0
-    return done
+        asked.append((lanes, barrier, _parity(barrier, number)))
+    return _passed(w, asked, sem)
 
 
 @warp(
@@ -200,12 +216,10 @@ def test_wait(w: Warp, m: int, addr: Value, state: Value, *, space: str | None) 
     scope="cta cluster",
     space=LOCAL,
 )
-def test_wait_parity(w: Warp, m: int, addr: Value, parity: Value, *, space: str | None) -> int:
+def test_wait_parity(w: Warp, m: int, addr: Value, parity: Value, *, space: str | None, sem: str | None) -> int:
     """PTX 'mbarrier.test_wait'.  With .parity: whether the last phase of that parity is complete."""
-    done = 0
-    for lanes, at, number in each(w, m, addr, parity):
-        done |= lanes if barrier_at(w, at, space, remote=False).passed(number) else 0
-    return done
+    asked = [(lanes, barrier_at(w, at, space, remote=False), number) for lanes, at, number in each(w, m, addr, parity)]
+    return _passed(w, asked, sem)
 
 
 @warp(
@@ -216,14 +230,14 @@ def test_wait_parity(w: Warp, m: int, addr: Value, parity: Value, *, space: str 
     space=LOCAL,
 )
 def try_wait(
-    w: Warp, m: int, addr: Value, state: Value, hint: Value = None, *, space: str | None
+    w: Warp, m: int, addr: Value, state: Value, hint: Value = None, *, space: str | None, sem: str | None
 ) -> Generator[Wait, None, int]:
     """PTX 'mbarrier.try_wait'.  As test_wait, but it may wait; it does so from its second failure in a phase on."""
     asked = []
     for lanes, at, number in each(w, m, addr, state):
         barrier = barrier_at(w, at, space, remote=False)
         asked.append((lanes, barrier, _parity(barrier, number)))
-    return (yield from _try(w, asked))
+    return (yield from _try(w, asked, sem))
 
 
 @warp(
@@ -234,19 +248,33 @@ def try_wait(
     space=LOCAL,
 )
 def try_wait_parity(
-    w: Warp, m: int, addr: Value, parity: Value, hint: Value = None, *, space: str | None
+    w: Warp, m: int, addr: Value, parity: Value, hint: Value = None, *, space: str | None, sem: str | None
 ) -> Generator[Wait, None, int]:
     """PTX 'mbarrier.try_wait'.  With .parity: waits for the last phase of that parity."""
     asked = []
     for lanes, at, number in each(w, m, addr, parity):
         asked.append((lanes, barrier_at(w, at, space, remote=False), number & 1))
-    return (yield from _try(w, asked))
+    return (yield from _try(w, asked, sem))
 
 
-def _try(w: Warp, asked: list[tuple[int, Mbarrier, int]]) -> Generator[Wait, None, int]:
+Asked = list[tuple[int, Mbarrier, int]]  # lanes, barrier and parity
+
+
+def _passed(w: Warp, asked: Asked, sem: str | None) -> int:
+    """The lanes whose phase is complete."""
+    done = 0
+    for lanes, barrier, parity in asked:
+        if barrier.passed(parity):
+            done |= lanes
+            if barrier.sync is not None and w.agent is not None:
+                barrier.sync.acquire(w.agent, sem == "relaxed")
+    return done
+
+
+def _try(w: Warp, asked: Asked, sem: str | None) -> Generator[Wait, None, int]:
     """The lanes whose phase is complete.  The first failure returns at once, since a program has to stand a spurious
     one; a second failure of the same lanes in the same phase waits, until no warp can go on without this one."""
-    done = sum(lanes for lanes, barrier, parity in asked if barrier.passed(parity))
+    done = _passed(w, asked, sem)
     if done:
         return done
     _, barrier, parity = asked[0]
@@ -255,7 +283,7 @@ def _try(w: Warp, asked: list[tuple[int, Mbarrier, int]]) -> Generator[Wait, Non
         w.state[failed] = barrier.phase
         return 0
     yield barrier.wait(parity)
-    return sum(lanes for lanes, barrier, parity in asked if barrier.passed(parity))
+    return _passed(w, asked, sem)
 
 
 def _parity(barrier: Mbarrier, state: int) -> int:

@@ -11,6 +11,7 @@ from ptxemu import numerics
 from ptxemu.isa.engine import Value, warp
 from ptxemu.isa.types import bits_of, is_signed
 from ptxemu.machine.lanes import WORD
+from ptxemu.machine.memory import Order, strength
 from ptxemu.machine.warp import Warp
 
 SPACES = "const global local param param::entry param::func shared shared::cta shared::cluster"
@@ -35,20 +36,33 @@ LOADS = {
 
 @warp(f"{LD}{{.vec}}.type <d>, [a]{{, policy}}", vec="v2 v4 v8", type=TYPES, **LOADS)
 @warp("ldu{.ss}{.vec}.type <d>, [a]", ss="global", vec="v2 v4", type=TYPES)
-def ld_vector(w: Warp, m: int, a: Value, *, ss: str | None, type: str, parts: int) -> list[Value]:
+def ld_vector(
+    w: Warp,
+    m: int,
+    a: Value,
+    *,
+    ss: str | None,
+    type: str,
+    parts: int,
+    sem: str | None = None,
+    scope: str | None = None,
+) -> list[Value]:
     """PTX 'ld'.  Consecutive words into a vector, which may be of one register."""
     space, address = w.space(ss or "", a, m)
+    order = strength(sem, scope)
     if type == "b128":
-        halves = space.load(address, 8, 2 * parts, m, w)
+        halves = space.load(address, 8, 2 * parts, m, order)
         return [(halves[2 * i], halves[2 * i + 1]) for i in range(parts)]
-    return space.load(address, bits_of(type) // 8, parts, m, w)
+    return space.load(address, bits_of(type) // 8, parts, m, order)
 
 
 @warp(f"{LD}.type d, [a]{{, policy}}", type=TYPES, **LOADS)
 @warp("ldu{.ss}.type d, [a]", ss="global", type=TYPES)
-def ld(w: Warp, m: int, a: Value, *, ss: str | None, type: str) -> Value:
+def ld(
+    w: Warp, m: int, a: Value, *, ss: str | None, type: str, sem: str | None = None, scope: str | None = None
+) -> Value:
     """PTX 'ld'.  Caches are not modelled, so their hints do nothing."""
-    return ld_vector(w, m, a, ss=ss, type=type, parts=1)[0]
+    return ld_vector(w, m, a, ss=ss, type=type, parts=1, sem=sem, scope=scope)[0]
 
 
 ST = "st{.sem}{.scope}{.ss}{.cop}{.l1}{.l2}{.L2::cache_hint}"
@@ -61,19 +75,32 @@ STORES = {
 
 
 @warp(f"{ST}{{.vec}}.type [a], <b>{{, policy}}", vec="v2 v4 v8", type=TYPES, **STORES)
-def st_vector(w: Warp, m: int, a: Value, b: tuple[Value, ...], *, ss: str | None, type: str) -> None:
+def st_vector(
+    w: Warp,
+    m: int,
+    a: Value,
+    b: tuple[Value, ...],
+    *,
+    ss: str | None,
+    type: str,
+    sem: str | None = None,
+    scope: str | None = None,
+) -> None:
     """PTX 'st'.  A vector, which may be of one register, as consecutive words."""
     space, address = w.space(ss or "", a, m)
+    order = strength(sem, scope)
     if type == "b128":
-        return space.store(address, [half for pair in b for half in pair], 8, m, w)
+        return space.store(address, [half for pair in b for half in pair], 8, m, order)
     bits = bits_of(type)
-    space.store(address, [_narrow(value, bits) for value in b], bits // 8, m, w)
+    space.store(address, [_narrow(value, bits) for value in b], bits // 8, m, order)
 
 
 @warp(f"{ST}.type [a], b{{, policy}}", type=TYPES, **STORES)
-def st(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, type: str) -> None:
+def st(
+    w: Warp, m: int, a: Value, b: Value, *, ss: str | None, type: str, sem: str | None = None, scope: str | None = None
+) -> None:
     """PTX 'st'.  Caches are not modelled, so their hints do nothing."""
-    st_vector(w, m, a, (b,), ss=ss, type=type)
+    st_vector(w, m, a, (b,), ss=ss, type=type, sem=sem, scope=scope)
 
 
 def _narrow(value: Value, bits: int) -> Value:
@@ -158,11 +185,11 @@ def combine(op: str, type: str, old: int, b: int) -> int:
     return simple[op]()
 
 
-def _atomic(w: Warp, m: int, a: Value, ss: str | None, type: str, change: Change) -> Value:
+def _atomic(w: Warp, m: int, a: Value, ss: str | None, type: str, order: Order | None, change: Change) -> Value:
     """Applies `change` lane by lane; the old values."""
     space, address = w.space(ss or "", a, m)
     bits = bits_of(type)
-    old = space.update(address, bits // 8, m, lambda lane, value: change(lane, value) & (1 << bits) - 1, w)
+    old = space.update(address, bits // 8, m, lambda lane, value: change(lane, value) & (1 << bits) - 1, order)
     return np.array(old, WORD[bits])
 
 
@@ -202,9 +229,12 @@ def _atomic_forms(opcode: str, operands: str, sem: str) -> Callable[[F], F]:
     op="exch",
     type="b32 b64",
 )
-def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> Value:
+def atom(
+    w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str, sem: str | None, scope: str | None
+) -> Value:
     """PTX 'atom'.  Returns the old value."""
-    return _atomic(w, m, a, ss, type, lambda lane, old: combine(op, type, old, w.lane(b, lane)))
+    order = strength(sem or "relaxed", scope or "gpu")
+    return _atomic(w, m, a, ss, type, order, lambda lane, old: combine(op, type, old, w.lane(b, lane)))
 
 
 @warp(
@@ -215,15 +245,28 @@ def atom(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: 
     ss=ATOM_SPACES,
     type="b16 b32 b64",
 )
-def cas(w: Warp, m: int, a: Value, b: Value, c: Value, *, ss: str | None, type: str) -> Value:
+def cas(
+    w: Warp, m: int, a: Value, b: Value, c: Value, *, ss: str | None, type: str, sem: str | None, scope: str | None
+) -> Value:
     """PTX 'atom'.  With .cas: writes c where memory holds b."""
-    return _atomic(w, m, a, ss, type, lambda lane, old: w.lane(c, lane) if old == w.lane(b, lane) else old)
+    order = strength(sem or "relaxed", scope or "gpu")
+    return _atomic(w, m, a, ss, type, order, lambda lane, old: w.lane(c, lane) if old == w.lane(b, lane) else old)
 
 
 @_atomic_forms("red", "[a], b{, policy}", "relaxed release")
-def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str) -> None:
+def red(
+    w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str, sem: str | None, scope: str | None
+) -> None:
     """PTX 'red'.  As atom, without the old value."""
-    _atomic(w, m, a, ss, type, lambda lane, old: combine(op, type, old, w.lane(b, lane)))
+    _atomic(
+        w,
+        m,
+        a,
+        ss,
+        type,
+        strength(sem or "relaxed", scope or "gpu"),
+        lambda lane, old: combine(op, type, old, w.lane(b, lane)),
+    )
 
 
 @warp(
@@ -242,7 +285,9 @@ def red(w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: s
     vec="v2 v4 v8",
     type=f"f32 {HALVES}",
 )
-def red_vector(w: Warp, m: int, a: Value, b: tuple[Value, ...], *, op: str, type: str) -> None:
+def red_vector(
+    w: Warp, m: int, a: Value, b: tuple[Value, ...], *, op: str, type: str, sem: str | None, scope: str | None
+) -> None:
     """PTX 'red'.  Element by element."""
     for i, element in enumerate(b):
-        red(w, m, a + i * (bits_of(type) // 8), element, ss="global", op=op, type=type)
+        red(w, m, a + i * (bits_of(type) // 8), element, ss="global", op=op, type=type, sem=sem, scope=scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.errors import MemoryFault
@@ -11,13 +12,15 @@ from ptxemu.isa.memory import combine
 from ptxemu.isa.operands import each
 from ptxemu.isa.types import bits_of
 from ptxemu.machine.lanes import first
-from ptxemu.machine.memory import RANK_SHIFT
+from ptxemu.machine.memory import RANK_SHIFT, strength
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ptxemu.machine.mbarrier import Mbarrier
     from ptxemu.machine.warp import Warp
 
+RELAXED = strength("relaxed", "cluster")
 
 ST_ASYNC = "st.async{.order}{.ss}.mbarrier::complete_tx::bytes"
 STORES = {
@@ -37,8 +40,9 @@ def st_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | None
     width = 8 if type == "b128" else bits_of(type) // 8
     address = w.space(ss or "", a, m)[1]
 
-    def store() -> None:
-        w.shared.store(address, values, width, m, w)
+    def store(mask: int) -> None:
+        with w.shared.uncounted():  # no wavefronts of this warp
+            w.shared.store(address, values, width, mask, RELAXED)
 
     _submit(w, m, a, mbar, ss, width * len(values), store, "st.async")
 
@@ -54,28 +58,31 @@ def red_async(w: Warp, m: int, a: Value, b: Value, mbar: Value, *, ss: str | Non
     width = bits_of(type) // 8
     address = w.space(ss or "", a, m)[1]
 
-    def reduce() -> None:
+    def reduce(mask: int) -> None:
         def change(lane: int, old: int) -> int:
             return combine(op, type, old, w.lane(b, lane)) & (1 << 8 * width) - 1
 
-        w.shared.update(address, width, m, change, w)
+        with w.shared.uncounted():
+            w.shared.update(address, width, mask, change, RELAXED)
 
     _submit(w, m, a, mbar, ss, width, reduce, "red.async")
 
 
 def _submit(
-    w: Warp, m: int, a: Value, mbar: Value, ss: str | None, nbytes: int, move: Callable[[], None], what: str
+    w: Warp, m: int, a: Value, mbar: Value, ss: str | None, nbytes: int, move: Callable[[int], None], what: str
 ) -> None:
-    signals = []
+    """One operation for each mbarrier that lanes name: `move` of these lanes, then their bytes."""
+    lanes: dict[Mbarrier, int] = {}
     for group, to, signal in each(w, m, a, mbar):
         barrier = barrier_at(w, signal, ss)
         if w.space(ss or "", to, 1 << first(group))[1] >> RANK_SHIFT != (signal & 0xFFFFFFFF) >> RANK_SHIFT:
             raise MemoryFault(f"{what} to {to:#x} with the mbarrier at {signal:#x} of another CTA")
-        signals.append((barrier, nbytes * group.bit_count()))
+        lanes[barrier] = lanes.get(barrier, 0) | group
+    w.grid.counters.moved["remote store"] += nbytes * m.bit_count()
 
-    def finish() -> None:
-        move()
-        for barrier, count in signals:
-            barrier.complete_tx(count)
+    def finish(barrier: Mbarrier, mask: int) -> None:
+        move(mask)
+        barrier.complete_tx(nbytes * mask.bit_count(), async_proxy=False)
 
-    w.queue.submit(finish, what)
+    for barrier, mask in lanes.items():
+        w.queue.submit(functools.partial(finish, barrier, mask), what, agent=w.copying(barrier))

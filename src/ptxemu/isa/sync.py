@@ -1,10 +1,11 @@
 """PTX 9.7.13: fences, cluster barriers, dependent launches and cancelled launches; register budgets and sleep.
 
-Memory here is sequentially consistent, so a fence does nothing to values.
+Memory here is sequentially consistent, so a fence does nothing to values; it matters to a watcher alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ptxemu.machine.signal import Wait
 
 if TYPE_CHECKING:
     from ptxemu.machine.grid import Shape
+    from ptxemu.machine.mbarrier import Mbarrier
     from ptxemu.machine.warp import Warp
 
 RANK_MASK = 0xFF << RANK_SHIFT
@@ -31,31 +33,40 @@ OBSERVED_FAILURE = "clusterlaunchcontrol: observed failure"
 @warp("fence{.sem}.scope", sem="sc acq_rel acquire release", scope="cta cluster gpu sys")
 def fence(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  Orders this thread's accesses for the threads of the scope."""
+    if w.agent is not None:
+        w.agent.fence()
 
 
 @warp("fence.acquire.sync_restrict::shared::cluster.cluster")
 def fence_acquire_shared(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  An acquire for objects in the cluster's shared memory alone."""
+    fence(w, m)
 
 
 @warp("fence.release.sync_restrict::shared::cta.cluster")
 def fence_release_shared(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  A release for objects in the CTA's shared memory alone."""
+    fence(w, m)
 
 
 @warp("fence.mbarrier_init.release.cluster")
 def fence_mbarrier_init(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  A release of this thread's mbarrier.init alone."""
+    if w.agent is not None:
+        w.agent.fence_init()
 
 
 @warp("fence.proxy.kind", kind="alias async async.global async.shared::cta async.shared::cluster")
-def fence_proxy(w: Warp, m: int) -> None:
+def fence_proxy(w: Warp, m: int, *, kind: str) -> None:
     """PTX 'membar / fence'.  Orders accesses through the generic and the named proxy, both ways."""
+    if w.agent is not None and kind != "alias":
+        w.agent.fence_proxy(shared=kind != "async.global", in_global=kind in ("async", "async.global"))
 
 
 @warp("fence.proxy.tensormap::generic.release.scope", scope="cta cluster gpu sys")
 def fence_tensormap_release(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  Generic writes of a tensor map come before its use after the matching acquire."""
+    fence(w, m)
 
 
 @warp("fence.proxy.tensormap::generic.acquire.scope [addr], size", scope="cta cluster gpu sys")
@@ -65,30 +76,39 @@ def fence_tensormap_acquire(w: Warp, m: int, addr: Value, size: Value) -> None:
         raise LaunchError(f"fence.proxy.tensormap::generic.acquire of {size} bytes; allowed: 128")
     for _, at in each(w, m, addr):
         w.memory.find(at, at + 128)
+    fence(w, m)
+    if w.agent is not None:
+        w.agent.fence_tensormap()
 
 
 @warp("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster")
 def fence_async_acquire(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  An acquire, for the async proxy, of what was released in the cluster's shared memory."""
+    fence(w, m)
+    fence_proxy(w, m, kind="async.shared::cluster")
 
 
 @warp("fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster")
 def fence_async_release(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  A release, towards the async proxy, of accesses to the CTA's shared memory."""
+    fence_proxy(w, m, kind="async.shared::cta")
+    fence(w, m)
 
 
 @warp("membar.level", level="cta gl sys")
 def membar(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  The old name of fence.sc."""
+    fence(w, m)
 
 
 @warp("membar.proxy.kind", kind="alias async async.global async.shared::cta async.shared::cluster")
-def membar_proxy(w: Warp, m: int) -> None:
+def membar_proxy(w: Warp, m: int, *, kind: str) -> None:
     """PTX 'membar / fence'.  The old name of fence.proxy."""
+    fence_proxy(w, m, kind=kind)
 
 
 @warp("barrier.cluster.arrive{.sem}{.aligned}", sem="release relaxed")
-def cluster_arrive(w: Warp, m: int) -> None:
+def cluster_arrive(w: Warp, m: int, *, sem: str | None) -> None:
     """PTX 'barrier.cluster'.  The threads arrive and go on; each may once before the barrier completes."""
     barrier = w.cluster.barrier
     generations = w.state.setdefault("barrier.cluster", {})
@@ -96,7 +116,7 @@ def cluster_arrive(w: Warp, m: int) -> None:
         if generations.get(lane) == barrier.generation:
             raise MemoryFault(f"{w.name}, lane {lane}: a second barrier.cluster.arrive before the barrier completed")
         generations[lane] = barrier.generation
-    barrier.arrive(w, m)
+    barrier.arrive(w, m, relaxed=sem == "relaxed")
 
 
 @warp("barrier.cluster.wait{.acquire}{.aligned}")
@@ -107,6 +127,8 @@ def cluster_wait(w: Warp, m: int) -> Generator[Wait, None, None]:
         raise MemoryFault(f"{w.name}, lanes {missing}: barrier.cluster.wait without an arrive")
     for generation in sorted({generations[lane] for lane in lanes_of(m)}):
         yield w.cluster.barrier.wait(generation)
+    if w.cluster.barrier.sync is not None and w.agent is not None:
+        w.cluster.barrier.sync.acquire(w.agent)
 
 
 @lanes("mapa{.space}.type d, a, rank", {"rank": "u32"}, space="shared::cluster", type="u32 u64")
@@ -141,6 +163,8 @@ def wait_prerequisites(w: Warp, m: int) -> Generator[Wait, None, None]:
     """PTX 'griddepcontrol'.  Until the grids before are complete and what they wrote is there."""
     if w.grid.prerequisite is not None:
         yield w.grid.prerequisite.wait()
+    if (watch := w.grid.watch) is not None:
+        watch.waited_for_grid_before(w)
 
 
 @warp(
@@ -163,15 +187,19 @@ def try_cancel(w: Warp, m: int, addr: Value, mbar: Value, *, space: str | None, 
 
 
 def _submit_cancel(w: Warp, response: int, signal: int, targets: list[int]) -> None:
-    def answer() -> None:
-        data = _encode(w.grid.cancel(w.cluster.shape)).to_bytes(16, "little")
-        for rank in targets:
-            place = response & ~RANK_MASK | rank << RANK_SHIFT
-            view = w.shared.view(place, 16, write=True, proxy="async", actor=w)
-            view[:] = memoryview(data)
-            w.mbarrier(signal & ~RANK_MASK | rank << RANK_SHIFT).complete_tx(16)
+    answers: list[bytes] = []  # one, which the copy that lands first gets
 
-    w.queue.submit(answer, "clusterlaunchcontrol.try_cancel")
+    def answer(rank: int, barrier: Mbarrier) -> None:
+        if not answers:
+            answers.append(_encode(w.grid.cancel(w.cluster.shape)).to_bytes(16, "little"))
+        place = response & ~RANK_MASK | rank << RANK_SHIFT
+        w.shared.view(place, 16, write=True, proxy="async")[:] = memoryview(answers[0])
+        barrier.complete_tx(16)
+
+    for rank in targets:
+        barrier = w.mbarrier(signal & ~RANK_MASK | rank << RANK_SHIFT)
+        action = functools.partial(answer, rank, barrier)
+        w.queue.submit(action, "clusterlaunchcontrol.try_cancel", agent=w.copying(barrier))
 
 
 def _encode(first: Shape | None) -> int:

@@ -24,7 +24,7 @@ BARRIERS = 16
 class NamedBarrier(Signal):
     """One of a CTA's 16 barriers (PTX 'Parallel Synchronization: bar, barrier')."""
 
-    __slots__ = ("arrived", "cta", "expected", "generation", "index", "reduced", "result")
+    __slots__ = ("arrived", "cta", "expected", "generation", "index", "reduced", "result", "sync")
 
     def __init__(self, cta: Cta, index: int) -> None:
         super().__init__()
@@ -33,6 +33,8 @@ class NamedBarrier(Signal):
         self.arrived = 0
         self.expected: int | None = None  # threads; None: all of the CTA that have not exited
         self.generation = 0
+        watch = cta.cluster.grid.watch
+        self.sync = watch.barrier(cta.cluster) if watch is not None else None
         self.reduced: list[bool] = []
         self.result: list[bool] = []  # what the threads of the last complete generation gave to bar.red
 
@@ -43,6 +45,8 @@ class NamedBarrier(Signal):
                 f"{self}: a thread count of {expected or 'all'}, while threads that came before gave "
                 f"{self.expected or 'all'}"
             )
+        if self.sync is not None:
+            self.sync.arrive()
         generation = self.generation
         self.expected = expected
         self.arrived += threads
@@ -55,6 +59,8 @@ class NamedBarrier(Signal):
         if self.arrived and self.arrived >= expected:
             self.arrived = 0
             self.generation += 1
+            if self.sync is not None:
+                self.sync.flip(self.generation)
             self.cta.cluster.grid.effects += 1
             self.result, self.reduced = self.reduced, []
             self.changed()
@@ -103,10 +109,7 @@ class Cta(Signal):
                 barrier.settle()
         self.cluster.barrier.lanes_ended(warp, mask)
         if not self.live_warps:
-            if self.tmem.allocations:
-                held = ", ".join(f"{size} columns at {at:#x}" for at, size in self.tmem.allocations.items())
-                self.cluster.grid.found(
-                    "tensor-memory leak", f"CTA {self.index} ended without freeing {held}", warp.name
-                )
+            if (at_exit := self.cluster.grid.at_exit) is not None:
+                at_exit(self, warp)
             self.cluster.cta_ended(self)
         self.changed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING
 from ptxemu.errors import Deadlock, Error
 from ptxemu.machine.cluster import Cluster
 from ptxemu.machine.dependent import Release
+from ptxemu.machine.mbarrier import Mbarrier
 from ptxemu.machine.queue import Operation, Queue
 from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from ptxemu.machine.memory import GlobalMemory, Region, Watch
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.memory import GlobalMemory, Region
     from ptxemu.machine.program import Program
-    from ptxemu.machine.warp import Group
+    from ptxemu.machine.span import Span
+    from ptxemu.machine.warp import Group, Warp
+    from ptxemu.watch.counters import Counters
+    from ptxemu.watch.findings import Findings
+    from ptxemu.watch.watcher import Watcher
 
 __all__ = ["Grid", "Shape"]
 
@@ -49,8 +55,11 @@ class Grid:
         sms: int,
         seed: int,
         variables: dict[str, Region],
+        counters: Counters,
+        findings: Findings,
         prerequisite: Operation | None = None,
-        watch: Watch | None = None,
+        watch: Watcher | None = None,
+        at_exit: Callable[[Cta, Warp], None] | None = None,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -65,15 +74,18 @@ class Grid:
         self.dynamic_bytes = dynamic_bytes
         self.sms = sms
         self.watch = watch
+        self.counters = counters
+        self.at_exit = at_exit  # called with a CTA that ends and its last warp
         self.prerequisite = prerequisite  # the grid before, if this one started early
         self.release = Release(memory, shape[0] * shape[1] * shape[2])
         self.free_sms = sms
         self.effects = 0
         self.running: list[Cluster] = []
-        self.findings: list[tuple[str, str, str]] = []  # kind, message, warp
-        self.counts = [0] * len(program.blocks)  # how often each block ran, of the warps that have ended
+        self.findings = findings
+        self.counts: dict[int, list[int]] = {}  # how often each block ran, by the index of a warp that ended in its CTA
         self.ended = self.ended_ctas = self.ended_warps = 0
-        self.waits: list[tuple[str, int, int, int]] = []  # warp, PTX line, turns of its beginning and end
+        self.waits: list[Span] = []
+        self.lives: list[Span] = []  # of the warps that have ended
         self.random = random.Random(f"grid {seed}")
         self.scheduler = Scheduler(queue, seed, self.progress, self.parked)
         self.pending = self._places(cluster, fallback)
@@ -123,13 +135,30 @@ class Grid:
         self.running.remove(cluster)
         self.free_sms += len(cluster.ctas)
         self.ended += 1
+        if self.watch is not None:
+            self.watch.cluster_ended(cluster)
         self.ended_ctas += len(cluster.ctas)
         for cta in cluster.ctas:
             self.release.without(cta)
             self.ended_warps += len(cta.warps)
             for warp in cta.warps:
-                self.counts = [a + b for a, b in zip(self.counts, warp.counts, strict=True)]
+                self._count(warp)
         self.start()
+
+    def _count(self, warp: Warp) -> None:
+        before = self.counts.get(warp.index)
+        both = warp.counts if before is None else [a + b for a, b in zip(before, warp.counts, strict=True)]
+        self.counts[warp.index] = both
+
+    def interrupted(self) -> None:
+        """Takes what an error keeps from ending into the counts and the timeline."""
+        for warp in (w for cluster in self.running for cta in cluster.ctas for w in cta.warps):
+            self._count(warp)
+            if warp.alive:
+                self.lives.append(warp.life())
+                self.waits += [group.waited() for group in warp.groups if group.wait is not None]
+        for operation in self.queue.outstanding():
+            self.queue.record(operation)
 
     def progress(self) -> int:
         """Grows with every effect that another warp could be waiting for."""
@@ -141,9 +170,9 @@ class Grid:
         warps = (warp for cluster in self.running for cta in cluster.ctas for warp in cta.warps)
         return [g for warp in warps for g in warp.groups if g.wait is not None and g.wait.may_expire]
 
-    def found(self, kind: str, message: str, warp: str) -> None:
-        """Something is wrong, though the grid can go on."""
-        self.findings.append((kind, message, warp))
+    def now(self) -> int:
+        """For traces: turns of the scheduler and completions of asynchronous operations so far."""
+        return self.scheduler.turns + self.queue.completed
 
     def clock(self) -> int:
         """A count that grows while warps run, and leaps when none gets on.  It is no time of a device."""
@@ -155,7 +184,10 @@ class Grid:
         Raises Deadlock when it has none; an error of an instruction is raised with its line and warp added.
         """
         self.queue.locate = self.program.ptx_line
-        self.queue.now = lambda: self.scheduler.turns
+        self.queue.now = self.now
+        self.memory.tally = self.counters.global_
+        if self.watch is not None:
+            self.watch.attach(self)
         try:
             with _without_collector():
                 self.start()
@@ -167,6 +199,8 @@ class Grid:
             where = self._where(error.__traceback__)
             raise Error(f"{type(error).__name__}: {error}" + (f"\n  at {where}" if where else "")) from error
         finally:
+            self.memory.tally = None
+            self.memory.watch = None
             if self.prerequisite is not None and not self.prerequisite.done:
                 self.prerequisite.action()  # an error here leaves the grid before as it was
         if self.running:
@@ -179,7 +213,7 @@ class Grid:
             code = trace.tb_frame.f_code
             if code.co_filename == self.program.filename:
                 line = self.program.generated_lines[trace.tb_lineno - 1]
-                found = f"{self.program.describe(line)}, {trace.tb_frame.f_locals['w'].name}"
+                found = f"{self.program.describe(line)}, {self.findings.who(trace.tb_frame.f_locals['w'])}"
             elif code is Queue.complete.__code__:
                 return ""
             trace = trace.tb_next
@@ -193,12 +227,14 @@ class Grid:
                 for group in warp.groups:
                     if group.wait is not None:
                         why = f"waits for {group.wait.what()}"
+                        if isinstance(group.wait.signal, Mbarrier) and (wrong := group.wait.signal.mismatch()):
+                            why += f"\n    {wrong}"
                     elif group.needs & warp.alive & ~group.mask:
                         why = f"waits for lanes {group.needs & warp.alive & ~group.mask:#010x} to join"
                     else:
                         why = "spins"
                     where = self.program.describe(group.block.lines[0] if group.block.lines else 0)
-                    lines.append(f"  {warp.name}, lanes {group.mask:#010x}, {where}\n    {why}")
+                    lines.append(f"  {self.findings.who(warp)}, lanes {group.mask:#010x}, {where}\n    {why}")
         waiting = f"{len(self.queue)} asynchronous operations are outstanding, none of which can complete"
         return "\n".join([f"{self.program.name}: no warp can go on ({waiting})", *lines])
 

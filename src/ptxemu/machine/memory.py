@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +20,23 @@ from numpy.typing import NDArray
 from ptxemu.errors import LaunchError, MemoryFault
 from ptxemu.machine.lanes import FULL, LANES, bools, first, lanes
 
+if TYPE_CHECKING:
+    from ptxemu.watch.shadow import Shadow
+
 __all__ = [
     "LOCAL_WINDOW",
     "SHARED_BASE",
     "SHARED_WINDOW",
     "GlobalMemory",
     "LocalMemory",
+    "Order",
     "Region",
     "SharedWindow",
     "Space",
+    "Tally",
+    "Touched",
     "Watch",
+    "strength",
 ]
 
 SHARED_BASE = 0x400  # where a CTA's own shared memory starts in the shared window; the system keeps what is below
@@ -36,23 +45,68 @@ RANK_SHIFT = 24  # the bits of a shared address from here up are the CTA's rank 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
 WINDOW_MASK = (1 << 32) - 1
+GRANULE = 16  # bytes of which a watcher remembers accesses together
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LANE_INDEX = np.arange(LANES)
 
 
-class Watch(Protocol):
-    """Sees every access.  `mask` is None for an asynchronous unit; then `address` is an int."""
+@dataclass(frozen=True)
+class Order:
+    """How strong a load, store or atomic is.  scope: 1 the CTA, 2 the cluster, 3 the device and beyond.
 
-    def access(
-        self, space: Space, address: Any, nbytes: int, mask: int | None, write: bool, proxy: str, actor: object
+    A relaxed one neither acquires nor releases by itself, but as part of a pattern with a fence.
+    """
+
+    scope: int
+    acquires: bool
+    releases: bool
+
+
+@functools.lru_cache(maxsize=64)
+def strength(sem: str | None, scope: str | None) -> Order | None:
+    """Of the modifiers of ld, st, atom and red (PTX 'Operation types'); None: a weak access."""
+    if sem in (None, "weak"):
+        return None
+    level = {"cta": 1, "cluster": 2}.get(scope or "", 3)
+    return Order(level, sem in ("acquire", "acq_rel"), sem in ("release", "acq_rel"))
+
+
+# Of bytes that a unit reaches: the 16-byte granules that it touches, counted from the first, and a mask of the bytes of
+# each (an int: the same for all).
+Touched = tuple[NDArray[Any], Any]
+
+
+class Watch(Protocol):
+    """Sees every access."""
+
+    def view(
+        self,
+        space: Space,
+        region: Region,
+        address: int,
+        nbytes: int,
+        write: bool,
+        proxy: str,
+        touched: Touched | None,
+        order: Order | None,
+    ) -> None: ...
+
+    def lanes(
+        self, space: Space, address: Any, nbytes: int, mask: int, write: bool, order: Order | None, atomic: bool = False
     ) -> None: ...
 
 
-class Region:
-    """`data`, uint8 (size,), at addresses base..base+size-1."""
+class Tally(Protocol):
+    """Counts the accesses of warps; kind: "load", "store" or "atomic"."""
 
-    __slots__ = ("_views", "base", "data", "end", "name", "owner")
+    def __call__(self, address: Any, nbytes: int, mask: int, kind: str) -> None: ...
+
+
+class Region:
+    """`data`, uint8 (size,), at addresses base..base+size-1.  owner: the CTA of shared memory."""
+
+    __slots__ = ("_views", "base", "data", "end", "name", "owner", "shadow", "written")
 
     def __init__(self, name: str, base: int, data: NDArray[np.uint8], owner: object = None) -> None:
         self.name = name
@@ -61,6 +115,8 @@ class Region:
         self.end = base + data.size
         self.owner = owner
         self._views: dict[int, NDArray[Any]] = {}
+        self.shadow: Shadow | None = None  # what a watcher remembers of it
+        self.written: NDArray[np.uint16] | None = None  # bytes of each granule that were written; None: all
 
     def items(self, nbytes: int) -> NDArray[Any]:
         """The data as words of `nbytes` bytes, from the base; a rest at the end is cut off.
@@ -85,6 +141,7 @@ class Space:
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
+        self.tally: Tally | None = None
         self.writes = 0  # how the scheduler tells a spinning warp from one that makes progress
 
     def find(self, low: int, high: int) -> Region:
@@ -92,12 +149,19 @@ class Space:
         raise NotImplementedError
 
     def view(
-        self, address: int, nbytes: int, *, write: bool = False, proxy: str = "generic", actor: object = None
+        self,
+        address: int,
+        nbytes: int,
+        *,
+        write: bool = False,
+        proxy: str = "generic",
+        touched: Touched | None = None,
+        order: Order | None = None,
     ) -> NDArray[np.uint8]:
-        """Bytes address..address+nbytes-1, to read or to write in place."""
+        """Bytes address..address+nbytes-1, to read or to write in place, all or what is `touched` of them."""
         region = self.find(address, address + nbytes)
         if self.watch is not None:
-            self.watch.access(self, address, nbytes, None, write, proxy, actor)
+            self.watch.view(self, region, address, nbytes, write, proxy, touched, order)
         if write:
             self.writes += 1
             if not region.data.flags.writeable:
@@ -105,12 +169,14 @@ class Space:
         start = address - region.base
         return region.data[start : start + nbytes]
 
-    def load(self, address: Any, width: int, count: int, mask: int, actor: object = None) -> list[Any]:
+    def load(self, address: Any, width: int, count: int, mask: int, order: Order | None = None) -> list[Any]:
         """`count` words of `width` bytes from each lane's address: for each word an int when the address is one,
         else an array (32,) of the unsigned type of that width, with any value in lanes outside the mask."""
         nbytes = width * count
         if self.watch is not None:
-            self.watch.access(self, address, nbytes, mask, False, "generic", actor)
+            self.watch.lanes(self, address, nbytes, mask, False, order)
+        if self.tally is not None:
+            self.tally(address, nbytes, mask, "load")
         if type(address) is int:
             return self._load_one(address, width, count)
         if mask != FULL:
@@ -123,14 +189,16 @@ class Space:
             return [items]
         return list(np.ascontiguousarray(items.view(UNSIGNED[width]).reshape(-1, count).T))
 
-    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
+    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, order: Order | None = None) -> None:
         """Writes `values`, each an int or an array (32,), as consecutive words of `width` bytes at each lane's address.
         Where lanes write to the same place the highest one wins."""
         count = len(values)
         nbytes = width * count
         self.writes += 1
         if self.watch is not None:
-            self.watch.access(self, address, nbytes, mask, True, "generic", actor)
+            self.watch.lanes(self, address, nbytes, mask, True, order)
+        if self.tally is not None:
+            self.tally(address, nbytes, mask, "store")
         if type(address) is int:
             return self._store_one(address, values, width, mask.bit_length() - 1)
         if mask != FULL:
@@ -170,15 +238,29 @@ class Space:
             raise self.read_only(region, address) from None
 
     def update(
-        self, address: Any, width: int, mask: int, change: Callable[[int, int], int], actor: object = None
+        self, address: Any, width: int, mask: int, change: Callable[[int, int], int], order: Order | None = None
     ) -> list[int]:
         """An atomic on one word a lane, lane by lane: stores `change(lane, old)`.  Returns the 32 old values."""
         old = [0] * LANES
+        if self.tally is not None:
+            self.tally(address, width, mask, "atomic")
+        if self.watch is not None:
+            self.watch.lanes(self, address, width, mask, True, order, atomic=True)
+        self.writes += 1
         for lane in lanes(mask):
             at = address if type(address) is int else int(address[lane])
-            old[lane] = self.load(at, width, 1, 1 << lane, actor)[0]
-            self.store(at, [change(lane, old[lane])], width, 1 << lane, actor)
+            old[lane] = self._load_one(at, width, 1)[0]
+            self._store_one(at, [change(lane, old[lane])], width, lane)
         return old
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Accesses in it are not tallied."""
+        tally, self.tally = self.tally, None
+        try:
+            yield
+        finally:
+            self.tally = tally
 
     def _places(self, address: NDArray[Any], nbytes: int) -> tuple[Region, NDArray[np.intp] | None]:
         """The region of the first lane, and the place of each lane's access in its items; None: go lane by lane."""
@@ -208,7 +290,12 @@ class Space:
 
     def misaligned(self, address: int, nbytes: int, lane: int | None = None) -> MemoryFault:
         who = "" if lane is None else f"lane {lane}: "
-        return MemoryFault(f"{who}{self.name} address {address:#x} is not aligned to the {nbytes} bytes of the access")
+        try:
+            where = f" in {self.find(address, address + 1)}"
+        except MemoryFault:
+            where = ""
+        message = f"{self.name} address {address:#x}{where} is not aligned to the {nbytes} bytes of the access"
+        return MemoryFault(who + message)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -244,12 +331,17 @@ class GlobalMemory(Space):
         self._bases: list[int] = []
         self._recent: Region | None = None
 
-    def register(self, name: str, data: NDArray[np.uint8]) -> Region:
-        """Makes host memory accessible at its own address.  Overlaps with registered memory raise LaunchError."""
+    def register(self, name: str, data: NDArray[np.uint8], *, initialised: bool = True) -> Region:
+        """Makes host memory accessible at its own address.  Overlaps with registered memory raise LaunchError.
+
+        initialised=False: a watcher reports reads of what no kernel has written.
+        """
         if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
             raise LaunchError(f"{name}: global memory is a contiguous uint8 array, not {data.dtype} {data.shape}")
         base = data.ctypes.data
         region = Region(name, base, data)
+        if not initialised:
+            region.written = np.zeros((base % GRANULE + data.size + GRANULE - 1) // GRANULE, np.uint16)
         index = bisect.bisect_right(self._bases, base)
         for other in self.regions[max(index - 1, 0) : index + 1]:
             if base < other.end and other.base < region.end:
@@ -327,8 +419,8 @@ class LocalMemory(Space):
         spread = (flat + _LANE_INDEX * self.size).astype(np.uint64)
         return spread
 
-    def load(self, address: Any, width: int, count: int, mask: int, actor: object = None) -> list[Any]:
-        return super().load(self._spread(address, width * count, mask), width, count, mask, actor)
+    def load(self, address: Any, width: int, count: int, mask: int, order: Order | None = None) -> list[Any]:
+        return super().load(self._spread(address, width * count, mask), width, count, mask, order)
 
-    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, actor: object = None) -> None:
-        super().store(self._spread(address, width * len(values), mask), values, width, mask, actor)
+    def store(self, address: Any, values: Sequence[Any], width: int, mask: int, order: Order | None = None) -> None:
+        super().store(self._spread(address, width * len(values), mask), values, width, mask, order)

@@ -19,7 +19,7 @@ class Block:
     or None when the warp has to look again (it split, waits or ended).
 
     live: indices of the registers that are read in it or after it before they are written.
-    lines: the PTX lines of its instructions.
+    lines: the PTX lines of its instructions, opcodes: their short names.
     """
 
     index: int
@@ -56,6 +56,7 @@ class Program:
     generated_lines: list[int] = field(repr=False)
     lines: list[str] = field(repr=False)
     locations: dict[int, tuple[str, int]] = field(repr=False)
+    _places: dict[tuple[int, int], int] = field(repr=False, default_factory=dict)  # PTX lines by code and instruction
 
     @property
     def register_count(self) -> int:
@@ -63,9 +64,15 @@ class Program:
 
     def ptx_line(self, frame: FrameType | None) -> int:
         """The PTX line that a frame of the generated code, or the nearest such caller of the frame, is at; 0: none."""
+        filename, places = self.filename, self._places
         while frame is not None:
-            if frame.f_code.co_filename == self.filename:
-                return self.generated_lines[frame.f_lineno - 1]
+            code = frame.f_code
+            if code.co_filename == filename:
+                place = id(code), frame.f_lasti
+                line = places.get(place)
+                if line is None:  # looking up f_lineno takes long in a long block
+                    line = places[place] = self.generated_lines[frame.f_lineno - 1]
+                return line
             frame = frame.f_back
         return 0
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import bisect
 import random
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ptxemu.errors import Error, LaunchError
 from ptxemu.machine.signal import Signal, Wait
+from ptxemu.machine.span import Span
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+    from ptxemu.watch.agents import Agent
 
 __all__ = ["SCHEDULES", "Operation", "Queue"]
 
@@ -17,16 +24,34 @@ SCHEDULES = ("eager", "lazy", "fifo", "random")
 
 
 class Operation:
-    """One asynchronous operation: `action` is what its completion does to the machine."""
+    """One asynchronous operation: `action` is what its completion does to the machine, `warp` who issued it.
 
-    __slots__ = ("action", "blockers", "done", "followers", "issued", "line", "serial", "signal", "what")
+    agent: who it acts as, for a watcher.
+    """
 
-    def __init__(self, action: Callable[[], None], what: str, serial: int, line: int) -> None:
+    __slots__ = (
+        "action",
+        "agent",
+        "blockers",
+        "done",
+        "followers",
+        "freed",
+        "issued",
+        "line",
+        "serial",
+        "signal",
+        "warp",
+        "what",
+    )
+
+    def __init__(self, action: Callable[[], None], what: str, serial: int, line: int, warp: Warp | None) -> None:
         self.action = action
         self.what = what
         self.serial = serial
         self.line = line
-        self.issued = 0
+        self.warp = warp
+        self.agent: Agent | None = None
+        self.issued = self.freed = 0  # when it was issued, and when nothing held it back any more
         self.done = False
         self.blockers = 0
         self.followers: list[Operation] = []
@@ -54,8 +79,10 @@ class Queue:
         self.streams: dict[Hashable, Operation] = {}  # the last operation of each ordered stream
         self.serial = 0
         self.completed = 0
-        self.now: Callable[[], int] = lambda: 0  # the scheduler's turn
-        self.log: list[tuple[str, int, int, int]] = []  # what, PTX line, turns of issue and completion
+        self.issuer: Warp | None = None  # the warp that runs
+        self.acting: Agent | None = None  # for a watcher: who makes accesses now, that warp or an operation
+        self.now: Callable[[], int] = lambda: 0  # the grid's
+        self.log: list[Span] = []  # of what is complete
         self.locate: Callable[[FrameType | None], int] = lambda frame: 0  # the PTX line that a frame is at
 
     def submit(
@@ -65,16 +92,20 @@ class Queue:
         *,
         stream: Hashable = None,
         after: Iterable[Operation] = (),
+        agent: Agent | None = None,
     ) -> Operation:
         """Issues an operation; `action` runs when it completes.
 
         what: for reports, such as "cp.async.bulk.tensor at line 12".
         stream: operations of one stream complete in the order of issue; None is unordered.
         after: operations that have to complete first.
+        agent: who it acts as, for a watcher; None: its accesses are not looked at.
         """
-        operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)))
+        operation = Operation(action, what, self.serial, self.locate(sys._getframe(1)), self.issuer)
         self.serial += 1
-        operation.issued = self.now()
+        if agent is not None:
+            operation.agent, agent.line = agent, operation.line
+        operation.issued = operation.freed = self.now()
         before = [op for op in after if not op.done]
         if stream is not None:
             last = self.streams.get(stream)
@@ -96,6 +127,22 @@ class Queue:
         """The newest operation of a stream if it is still in flight; all older ones complete before it."""
         operation = self.streams.get(stream)
         return None if operation is None or operation.done else operation
+
+    def record(self, operation: Operation) -> None:
+        """Puts an operation that ends now into the log."""
+        if operation.warp is not None:
+            cta, index = operation.warp.cta.index, operation.warp.index
+            times = operation.freed, self.now(), operation.issued
+            self.log.append(Span(cta, index, operation.what, operation.line, *times))
+
+    def outstanding(self) -> Iterator[Operation]:
+        """What is in flight."""
+        found = dict.fromkeys(self.free)
+        while found:
+            operation = next(iter(found))
+            del found[operation]
+            yield operation
+            found |= dict.fromkeys(operation.followers)
 
     def __len__(self) -> int:
         return len(self.free) + self.held
@@ -128,19 +175,33 @@ class Queue:
     def _complete_any(self) -> None:
         self.complete(self.free.pop(self.random.randrange(len(self.free))))
 
+    @contextmanager
+    def acts(self, agent: Agent | None) -> Iterator[None]:
+        """What happens in it, `agent` does."""
+        before, self.acting = self.acting, agent
+        if agent is not None:
+            agent.begin()
+        try:
+            yield
+        finally:
+            self.acting = before
+
     def complete(self, operation: Operation) -> None:
         """Does what the operation does, and frees those that wait for it."""
         try:
-            operation.action()
+            with self.acts(operation.agent):
+                operation.action()
         except Error as error:
             raise type(error)(f"{error}\n  in {operation.what} of line {operation.line}") from error
         operation.done = True
-        self.log.append((operation.what, operation.line, operation.issued, self.now()))
         self.completed += 1
+        now = self.now()
+        self.record(operation)
         for follower in operation.followers:
             follower.blockers -= 1
             if not follower.blockers:
                 self.held -= 1
+                follower.freed = now
                 bisect.insort(self.free, follower, key=lambda op: op.serial)
         operation.followers = []
         operation.signal.changed()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from ptxemu.errors import TurnLimit
 
 if TYPE_CHECKING:
     from ptxemu.machine.queue import Queue
@@ -29,6 +32,7 @@ class Scheduler:
         self.random = random.Random(f"warps {seed}")
         self.ready: list[Warp] = []
         self.turns = 0
+        self.limit = math.inf  # of turns
         self.progress = progress  # a number that grows with every effect on memory, a barrier or the grid
         self.parked = parked  # the groups whose wait may expire
         self.effects = 0
@@ -48,6 +52,7 @@ class Scheduler:
                 warp = ready[index]
                 ready[index] = ready[-1]
                 ready.pop()
+                queue.issuer, queue.acting = warp, warp.agent
                 if warp.run(1 + int(choose() * TURN) if vary else TURN):
                     ready.append(warp)
                 else:
@@ -63,6 +68,8 @@ class Scheduler:
 
     def _spinning(self) -> bool:
         """Looks after warps that run without any effect.  True when none of them can ever get out."""
+        if self.turns > self.limit:
+            raise TurnLimit(f"not at its end after {self.turns} turns of the scheduler; max_turns={self.limit}")
         if not self.turns % COLLECT:
             gc.collect(0)
         if self._progressed() or self.idle < PATIENCE or self.queue.stalled():

@@ -27,9 +27,20 @@ Lanes = Any  # a slice or an index array of lanes
 
 
 class SharedReader(Protocol):
-    """`read(address, size)` gives a view of bytes of the CTA's own shared memory, or raises MemoryFault."""
+    """`read(address, size, granules)` gives a view of bytes of the CTA's own shared memory, of which these 16-byte
+    granules are used, or raises MemoryFault."""
 
-    def __call__(self, address: int, size: int) -> Bytes: ...
+    def __call__(self, address: int, size: int, granules: npt.NDArray[np.int64]) -> Bytes: ...
+
+
+class Touch(Protocol):
+    """Told which quarters of the lanes and which columns of tensor memory are accessed, a mask of the lanes of each
+    quarter, two a bit, and whether they are written and what is there is needed."""
+
+    def __call__(self, cells: tuple[slice, slice], mask: int, write: bool, needs: bool) -> None: ...
+
+
+ALL_LANES = 0xFFFF
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,29 @@ class CtaUnits:
 
     read: SharedReader
     memory: tmem.TensorMemory
-    actor: object = None
+    touch: Touch | None = None
 
-    def block(self, address: int, lanes: int, columns: int, write: bool = False) -> npt.NDArray[np.uint32]:
-        return self.memory.block(address, lanes, columns, write=write, actor=self.actor)
+    def block(
+        self,
+        address: int,
+        columns: int,
+        *,
+        write: bool = False,
+        needs: bool = True,
+        quarters: tuple[int, ...] = (0, 1, 2, 3),
+        mask: int = ALL_LANES,
+    ) -> npt.NDArray[np.uint32]:
+        """All lanes of columns, of which some quarters' `mask` are accessed; needs: what is there matters.  Nobody is
+        told of a read that a write of the same operation follows: write=False, needs=False."""
+        found = self.memory.block(address, tmem.LANES, columns)
+        if self.touch is not None and (write or needs):
+            cells = slice(quarters[0], quarters[-1] + 1), slice(address, address + columns)
+            self.touch(cells, mask, write, needs)
+        return found
+
+    def gather(self, matrix: ds.SharedMatrix, part: ds.Footprint) -> Bytes:
+        """An operand's granules in shared memory."""
+        return part.read(self.read(ds.pattern_start(matrix) + part.low, part.size, part.index))
 
 
 @dataclass(frozen=True)
@@ -68,13 +98,14 @@ class Mma:
 class Tile:
     """A part of D with one place in tensor memory: rows of the CTA's A, columns of B, `lanes` of D.
 
-    quarters: the 32-lane quarters that hold the tile.
+    quarters: the 32-lane quarters that hold the tile; mask: which of their lanes, two a bit.
     """
 
     rows: slice
     columns: slice
     lanes: Lanes
     quarters: tuple[int, ...]
+    mask: int = ALL_LANES
 
 
 @lru_cache(maxsize=64)
@@ -89,7 +120,8 @@ def _tiles(rows: int, n: int, group: int, first_lane: int) -> tuple[Tile, ...]:
             Tile(slice(0, 64), slice(half, n), slice(64, 128), (2, 3)),
         )
     row = np.arange(64)
-    return (Tile(slice(0, 64), slice(0, n), first_lane + row % 16 + 32 * (row // 16), (0, 1, 2, 3)),)
+    lanes = first_lane + row % 16 + 32 * (row // 16)
+    return (Tile(slice(0, 64), slice(0, n), lanes, (0, 1, 2, 3), 0xFF << first_lane // 2),)
 
 
 def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
@@ -114,7 +146,8 @@ def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
             c = _accumulator(d, cta, op, tile, column) if op.accumulate else None
             rows_of_a, columns_of_b = a.rows(tile.rows), b.rows(tile.columns)
             if not d.block_scaled:
-                _store(d, cta, tile, column, tile.rows, ar.multiply_wide(rows_of_a, columns_of_b, c, d.d_f16), disabled)
+                result = ar.multiply_wide(rows_of_a, columns_of_b, c, d.d_f16)
+                _store(d, cta, tile, column, tile.rows, result, disabled, op.accumulate)
                 continue
             sfa = _a_scales(d, cta, op, tile)
             for part, codes_b in _b_scales(d, cta, op, tile):
@@ -122,7 +155,7 @@ def multiply(d: ds.MmaDescriptor, ctas: Sequence[CtaUnits], op: Mma) -> None:
                 right = b_scaled.get(key) or b_scaled.setdefault(key, _scale(d, columns_of_b, codes_b))
                 left = _scale(d, rows_of_a.rows(part), sfa[part])
                 result = _multiply(left, right, None if c is None else c[part])
-                _store(d, cta, tile, column, part, result, disabled)
+                _store(d, cta, tile, column, part, result, disabled, op.accumulate)
 
 
 ScaledB = ar.Fp4Operand | ar.Operand
@@ -163,9 +196,9 @@ def _a_codes(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, rows: int, group: int)
         raise ds.InvalidDescriptor("this form of A in tensor memory is not modelled")
     half_lanes = rows == 64
     column = _column(op.a, "A", (0, 16) if half_lanes else (0,))
-    block = cta.block(column, tmem.LANES, d.k_bytes // 4)
-    lanes = _tiles(rows, d.n, group, op.a >> 16)[0].lanes
-    return _codes(d, d.a, np.ascontiguousarray(block[lanes]).view(np.uint8), False)
+    tile = _tiles(rows, d.n, group, op.a >> 16)[0]
+    block = cta.block(column, d.k_bytes // 4, quarters=tile.quarters, mask=tile.mask)
+    return _codes(d, d.a, np.ascontiguousarray(block[tile.lanes]).view(np.uint8), False)
 
 
 def _gather(cta: CtaUnits, descriptor: int, rows: int, k_bytes: int, fmt: nx.Format, mn_major: bool) -> Bytes:
@@ -176,7 +209,7 @@ def _gather(cta: CtaUnits, descriptor: int, rows: int, k_bytes: int, fmt: nx.For
         part = ds.footprint(matrix, rows * size // 16, k_bytes // size, True)
     else:
         part = ds.footprint(matrix, rows, k_bytes // 16, False)
-    return part.read(cta.read(ds.pattern_start(matrix) + part.low, part.size))
+    return cta.gather(matrix, part)
 
 
 def _codes(d: ds.MmaDescriptor, fmt: nx.Format, raw: Bytes, mn_major: bool) -> npt.NDArray[Any]:
@@ -220,7 +253,8 @@ _NO_EXPONENTS = np.zeros((0, 0), np.int16)  # the FP4 kinds align by the scales 
 
 def _accumulator(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile, column: int) -> npt.NDArray[np.float32]:
     """C of a tile as float32 values (rows, columns)."""
-    words = np.ascontiguousarray(cta.block(column, tmem.LANES, _width(tile))[tile.lanes])
+    block = cta.block(column, _width(tile), needs=False)  # `_store` tells of it
+    words = np.ascontiguousarray(block[tile.lanes])
     values = words.view(np.float32)
     if d.d_f16:
         values = nx.decode(nx.F16, words & np.uint32(0xFFFF)).astype(np.float32)
@@ -239,9 +273,10 @@ def _store(
     part: slice,
     result: npt.NDArray[np.float32],
     disabled: int,
+    accumulated: bool,
 ) -> None:
-    """Write rows `part` of a tile's result, but for the disabled lanes."""
-    block = cta.block(column, tmem.LANES, _width(tile), write=True)
+    """Write rows `part` of a tile's result, but for the disabled lanes; accumulated: D was read before."""
+    block = cta.block(column, _width(tile), write=True, needs=accumulated, quarters=tile.quarters, mask=tile.mask)
     words = nx.f32_to_f16(result).astype(np.uint32) if d.d_f16 else result.view(np.uint32)
     if isinstance(tile.lanes, slice) and not disabled:
         block[tile.lanes][part] = words
@@ -265,7 +300,8 @@ def _a_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> Bytes:
     """Scale codes of the tile's rows; each quarter of lanes reads its own copy, for the rows whose results it holds."""
     rows, count, first = tile.rows.stop, d.k // op.block, d.a_scale_id
     stride, groups, columns = _scale_columns(rows, count, first)
-    words = cta.block(_scale_column(op.scale_a, "the scales of A"), tmem.LANES, columns).reshape(4, 32, columns)
+    block = cta.block(_scale_column(op.scale_a, "the scales of A"), columns, quarters=tile.quarters)
+    words = block.reshape(4, 32, columns)
     row_groups = np.arange(rows // 32)
     quarters = np.array(tile.quarters)[row_groups]
     picked = [words[quarters, :, row_groups + g * stride].reshape(rows, 1) for g in range(groups)]
@@ -282,7 +318,8 @@ def _b_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> list[t
     """Scale codes of a tile's columns of B, for all its rows, or by quarter where the copies differ."""
     n, count, first = _width(tile), d.k // op.block, d.b_scale_id
     stride, groups, columns = _scale_columns(n, count, first)
-    words = cta.block(_scale_column(op.scale_b, "the scales of B"), tmem.LANES, columns).reshape(4, 32, columns)
+    block = cta.block(_scale_column(op.scale_b, "the scales of B"), columns, quarters=tile.quarters)
+    words = block.reshape(4, 32, columns)
     copies = words[tile.quarters[0] : tile.quarters[-1] + 1]
     same = bool((copies[1:] == copies[0]).all())
     width = -(-n // 32)
@@ -297,6 +334,11 @@ def _b_scales(d: ds.MmaDescriptor, cta: CtaUnits, op: Mma, tile: Tile) -> list[t
 COPY_SHAPES = {"128x256b": (128, 2), "128x128b": (128, 1), "64x128b": (64, 1), "32x128b": (32, 1)}
 
 
+def copied_bytes(shape: str) -> int:
+    """Bytes of one CTA's tensor memory that a tcgen05.cp writes, replicas included."""
+    return tmem.LANES * COPY_SHAPES[shape][1] * 16
+
+
 def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, descriptor: int) -> None:
     """tcgen05.cp: rows from each CTA's shared memory to its own tensor memory.
 
@@ -307,8 +349,8 @@ def copy(shape: str, multicast: str, ctas: Sequence[CtaUnits], address: int, des
     matrix = ds.SharedMatrix.decode(descriptor)
     part = ds.footprint(matrix, rows, granules, False)
     for cta in ctas:
-        raw = part.read(cta.read(ds.pattern_start(matrix) + part.low, part.size))
-        block = cta.block(_column(address, "tcgen05.cp"), tmem.LANES, granules * 4, write=True)
+        raw = cta.gather(matrix, part)
+        block = cta.block(_column(address, "tcgen05.cp"), granules * 4, write=True, needs=False)
         tmem.spread(block, raw.view(np.uint32), multicast)
 
 
@@ -321,6 +363,7 @@ def shift_down(ctas: Sequence[CtaUnits], address: int) -> None:
         MemoryFault: a lane that is not a multiple of 32, or a block outside what is allocated.
     """
     for cta in ctas:
-        _column(address, "tcgen05.shift", (0, 32, 64, 96))
-        block = cta.block(address, 32, 8, write=True)
+        column = _column(address, "tcgen05.shift", (0, 32, 64, 96))
+        lane = address >> 16
+        block = cta.block(column, 8, write=True, quarters=(lane // 32,))[lane : lane + 32]
         block[1:] = block[:-1].copy()

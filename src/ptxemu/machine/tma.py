@@ -10,6 +10,7 @@ array, so that whoever owns the memories sees every access.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from ptxemu.errors import MemoryFault
 from ptxemu.machine import swizzle as sw
+from ptxemu.machine.memory import Touched
 from ptxemu.machine.tensormap import InvalidTensorMap, TensorMap
 from ptxemu.numerics import f32_to_bf16
 
@@ -29,9 +31,10 @@ _UNDEFINED = 0xFF  # what the padding bytes of padded element types hold
 
 
 class GlobalWindow(Protocol):
-    """`window(address, size, write)` gives a writable view of global bytes, or raises MemoryFault."""
+    """`window(address, size, write, touched)` gives a writable view of global bytes, of which the 16-byte granules of
+    `touched` are used; raises MemoryFault."""
 
-    def __call__(self, address: int, size: int, write: bool) -> Bytes: ...
+    def __call__(self, address: int, size: int, write: bool, touched: Touched) -> Bytes: ...
 
 
 class _Region:
@@ -49,8 +52,25 @@ class _Region:
         if 0 in shape:
             return
         span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-        raw = window(m.address + start, span, write)
+        at = m.address + start
+        raw = window(at, span, write, _granules(at % sw.GRANULE, shape, strides))
         self.view = np.ndarray(shape, np.uint8, raw, 0, strides)
+
+
+@functools.lru_cache(maxsize=256)
+def _granules(skipped: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Touched:
+    """The granules of a strided region that starts `skipped` bytes into the first, and which of their bytes."""
+    outer = np.zeros((1,), np.int64)  # first byte of each row; strides are multiples of a granule
+    for count, stride in zip(shape[:-1], strides[:-1], strict=True):
+        outer = (outer[:, None] + np.arange(count) * stride).ravel()
+    end = skipped + shape[-1]
+    masks = np.full(-(-end // sw.GRANULE), 0xFFFF, np.uint16)
+    masks[0] &= 0xFFFF << skipped & 0xFFFF
+    if end % sw.GRANULE:
+        masks[-1] &= (1 << end % sw.GRANULE) - 1
+    granules = (outer[:, None] // sw.GRANULE + np.arange(masks.size)).ravel()
+    whole = bool((masks == 0xFFFF).all())
+    return granules, 0xFFFF if whole else np.tile(masks, outer.size)
 
 
 def _box_shape(m: TensorMap) -> tuple[int, ...]:
@@ -75,6 +95,11 @@ def _clip(m: TensorMap, coords: Sequence[int]) -> tuple[tuple[slice, ...], tuple
         strides.append(m.strides[d - 1] * step)
         start += (first + low * step) * m.strides[d - 1]
     return tuple(reversed(inside)), tuple(reversed(shape)), tuple(reversed(strides)), start
+
+
+def inside_bytes(m: TensorMap, coords: Sequence[int]) -> int:
+    """Bytes of global memory that a box at `coords` touches: without what lies outside the tensor."""
+    return int(np.prod(_clip(m, coords)[1]))
 
 
 def check_coordinates(m: TensorMap, coords: Sequence[int], store: bool) -> None:

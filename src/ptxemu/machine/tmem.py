@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ptxemu.errors import MemoryFault
 from ptxemu.machine.signal import Signal, Wait
+
+if TYPE_CHECKING:
+    from ptxemu.watch.shadow import Shadow
 
 __all__ = ["COLUMNS", "LANES", "Fragment", "Pair", "TensorMemory", "fragment", "split", "spread"]
 
@@ -25,14 +28,6 @@ LANES = 128
 COLUMNS = 512
 QUARTER = 32  # lanes that one warp of a warpgroup reaches
 UNDEFINED = 0xFFFFFFFF  # NaN in every format: what nobody wrote shows
-
-
-class TensorWatch(Protocol):
-    """Sees every access: a block of lanes by columns."""
-
-    def tensor_access(
-        self, memory: TensorMemory, lane: int, column: int, lanes: int, columns: int, write: bool, actor: object
-    ) -> None: ...
 
 
 def split(address: int) -> tuple[int, int]:
@@ -47,11 +42,12 @@ class TensorMemory(Signal):
         super().__init__()
         self.data: Words = np.full((LANES, COLUMNS), UNDEFINED, np.uint32)
         self.allocations: dict[int, int] = {}  # first column -> columns
+        self.lines: dict[int, int] = {}  # first column -> PTX line of its last allocation
         self.largest = COLUMNS  # what the next allocation may take at most
         self.permit = True
         self.group: int | None = None  # the cta_group that the CTA uses
         self.pair = Pair()  # the even CTA's serves both CTAs of a pair
-        self.watch: TensorWatch | None = None
+        self.shadow: Shadow | None = None  # what a watcher remembers of it
 
     def check_request(self, columns: int) -> None:
         """Raises MemoryFault for an allocation that the rules forbid."""
@@ -75,6 +71,8 @@ class TensorMemory(Signal):
         """Allocates; the contents become undefined, which is NaN here."""
         self.allocations[first] = columns
         self.largest = columns
+        if self.shadow is not None:
+            self.shadow.reset((slice(None), slice(first, first + columns)))
         self.data[:, first : first + columns] = UNDEFINED
 
     def release(self, address: int, columns: int) -> None:
@@ -89,7 +87,7 @@ class TensorMemory(Signal):
         """tcgen05.relinquish_alloc_permit."""
         self.permit = False
 
-    def block(self, address: int, lanes: int, columns: int, *, write: bool = False, actor: object = None) -> Words:
+    def block(self, address: int, lanes: int, columns: int) -> Words:
         """A view (lanes, columns) of 32-bit words, to read or to write in place.
 
         Raises MemoryFault where the block leaves the memory or touches columns that are not allocated.
@@ -100,8 +98,6 @@ class TensorMemory(Signal):
                 f"tensor memory {address:#x}: {lanes} lanes by {columns} columns leave its {LANES} by {COLUMNS}"
             )
         self._check_allocated(address, column, columns)
-        if self.watch is not None:
-            self.watch.tensor_access(self, lane, column, lanes, columns, write, actor)
         return self.data[lane : lane + lanes, column : column + columns]
 
     def _check_allocated(self, address: int, column: int, columns: int) -> None:
@@ -175,17 +171,24 @@ class Request:
 class Fragment:
     """Where each register of a tcgen05.ld or st lies: lane and column, relative to the address, (32, registers).
 
-    `lanes` and `columns` are the block that encloses them.
+    `lanes` and `columns` are the block that encloses them; `halves`: a register is the halves of two columns.
     """
 
     lane: Index
     column: Index
     lanes: int
     columns: int
+    halves: bool = False
 
     @property
     def registers(self) -> int:
         return int(self.lane.shape[1])
+
+    @cached_property
+    def used(self) -> Index:
+        """The columns that it touches."""
+        columns = np.unique(self.column)
+        return np.union1d(columns, columns + 1) if self.halves else columns
 
     @cached_property
     def plain(self) -> bool:
@@ -229,7 +232,7 @@ def fragment(shape: str, repeat: int, split_offset: int = 0, halves: bool = Fals
     else:
         lane, column = t % 16 + 0 * r, r + np.where(t >= 16, split_offset, 0)
     width = int(column.max()) + (2 if halves else 1)
-    return Fragment(lane.astype(np.int64), column.astype(np.int64), int(lane.max()) + 1, width)
+    return Fragment(lane.astype(np.int64), column.astype(np.int64), int(lane.max()) + 1, width, halves)
 
 
 # Which 32 of the source rows each quarter of lanes gets, by the multicast of tcgen05.cp.  A pair of warps ("02_13": 0

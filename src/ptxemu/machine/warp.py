@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ from ptxemu.errors import MemoryFault
 from ptxemu.machine.lanes import FULL, first, lanes, merge
 from ptxemu.machine.memory import SHARED_WINDOW, LocalMemory, Space
 from ptxemu.machine.signal import Wait
+from ptxemu.machine.span import Span
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.mbarrier import Mbarrier
     from ptxemu.machine.program import Block
+    from ptxemu.watch.agents import Agent
 
 __all__ = ["Group", "Warp"]
 
@@ -41,14 +44,19 @@ class Group:
         self.steps: Generator[Wait, None, Any] | None = None
         self.finish: Callable[[Warp, Registers, int, Any], Block | None] | None = None
         self.needs = 0
-        self.since = 0  # the turn in which the wait began
+        self.since = 0  # when the wait began
 
     def release(self) -> None:
         """Its wait is over."""
         self.wait = None
         grid = self.warp.grid
-        grid.waits.append((self.warp.name, self.block.lines[0], self.since, grid.scheduler.turns))
+        grid.waits.append(self.waited())
         self.warp.wake()
+
+    def waited(self) -> Span:
+        """Its wait, until now."""
+        warp, line = self.warp, self.block.lines[0]
+        return Span(warp.cta.index, warp.index, "", line, self.since, warp.grid.now(), self.since)
 
     def expire(self) -> None:
         """Its wait ends before what it waits for has come."""
@@ -78,13 +86,23 @@ class Warp:
         self.local = LocalMemory(program.local_size)
         self.counts = [0] * len(program.blocks)
         self.specials: dict[str, Any] = {}  # values of special registers that stay the same
+        self.defined: dict[int, int] = {}  # lanes that have written a register, of those that `uses` asks for
         self.state: dict[Any, Any] = {}  # for instructions that keep something a warp: bulk groups, retries
         self.group = Group(self, mask, [0] * program.register_count, program.blocks[0])
         self.groups = [self.group]
         self.queued = False
         self.rotate = False
+        self.started = self.grid.now()
+        watch = self.grid.watch
+        self.agent = watch.agent(self) if watch is not None else None
 
     # What instructions use.
+
+    @property
+    def line(self) -> int:
+        """The PTX line of the blocking instruction under way, or where the running block begins."""
+        lines = self.group.block.lines
+        return lines[0] if lines else 0
 
     def space(self, name: str, address: Any, mask: int) -> tuple[Space, Any]:
         """The space that a state space of PTX ("global", "shared", "shared::cta", "shared::cluster", "local", "param",
@@ -111,6 +129,44 @@ class Warp:
             raise MemoryFault(f"no mbarrier was initialised at shared {address & 0xFFFFFFFF:#x}")
         return found
 
+    # Who the asynchronous operations act as that the warp issues; None where nobody watches.
+
+    def copying(self, barrier: Mbarrier) -> Agent | None:
+        """A copy that signals an mbarrier."""
+        return None if self.agent is None else self.agent.copying(barrier)
+
+    def grouped(self, kind: str, m: int) -> Agent | None:
+        """A copy that belongs to the open group of the lane that issues it."""
+        return None if self.agent is None else self.agent.grouped(kind, first(m))
+
+    def piped(self, kind: str, m: int = 1, *, ordered: bool = True) -> Agent | None:
+        """An operation of those that one thread, or the warp, issues and that complete in order; ordered: its accesses
+        also come after theirs."""
+        return None if self.agent is None else self.agent.piped(kind, first(m), ordered)
+
+    def loading(self) -> Agent | None:
+        """A tcgen05.ld."""
+        return None if self.agent is None else self.agent.loading(self.grid.program.ptx_line(sys._getframe()))
+
+    def loaded(self, line: int) -> None:
+        """Every register of the tcgen05.ld at the line has been used."""
+        if self.agent is not None:
+            self.agent.loaded(line)
+
+    def uses(self, registers: tuple[int, ...], mask: int) -> None:
+        """Lanes read registers that may not have been written yet."""
+        watch = self.grid.watch
+        if watch is not None and any(mask & ~self.defined.get(register, 0) for register in registers):
+            watch.undefined_register(self)
+
+    def defines(self, registers: tuple[int, ...], mask: int) -> None:
+        for register in registers:
+            self.defined[register] = self.defined.get(register, 0) | mask
+
+    def after_all(self, kind: str, m: int = 1) -> Agent | None:
+        """The completion of all that the thread, or the warp, has issued of a kind."""
+        return None if self.agent is None else self.agent.after_all(kind, first(m))
+
     # What generated code uses.
 
     def split(self, registers: Registers, mask: int, taken: int, there: Block, here: Block) -> Block | None:
@@ -129,10 +185,16 @@ class Warp:
         group.block = here
         return None
 
+    def life(self) -> Span:
+        """Its life, until now."""
+        return Span(self.cta.index, self.index, "", 0, self.started, self.grid.now(), self.started)
+
     def exit(self, mask: int) -> None:
         """The lanes end."""
         self.alive &= ~mask
         self.groups.remove(self.group)
+        if not self.alive:
+            self.grid.lives.append(self.life())
         self.cta.lanes_ended(self, mask)
 
     def exit_some(self, ending: int, here: Block) -> None:
@@ -191,7 +253,7 @@ class Warp:
             finish, group.steps, group.finish = group.finish, None, None
             return finish(self, group.registers, group.mask, end.value)
         group.wait = wait
-        group.since = self.grid.scheduler.turns
+        group.since = self.grid.now()
         wait.signal.waiting.append(group)
         return None
 

@@ -47,7 +47,7 @@ class NaiveGemm:
         unit_a: cute.Pointer,
         unit_b: cute.Pointer,
         alpha: cute.Pointer,
-        factor: Float32,
+        factor: Float64,
         m: Int32,
         n: Int32,
         k: Int32,

@@ -35,6 +35,18 @@ def test_explain_refuses():
     refused(invoke("explain", 1, 1, 1, "--gpu", "h100"), "gpu: 'h100', expected 'b200' (sm_100a)")
 
 
+def test_doctor_tells_of_what_kernels_need(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    found = json.loads(invoke("doctor", "--json").stdout)
+    assert found["kernel_store"] == str(tmp_path)
+    assert found["c_compiler"] is None
+    assert "emulated('sm_100a')" in (found["backends"]["sm100"] or "emulated('sm_100a')")
+    text = invoke("doctor").stdout
+    for part in ("TVM-FFI", "C compiler", "not found; it links kernels", str(tmp_path)):
+        assert part in text.replace("\n", "")
+
+
 def test_a_file_of_shapes(tmp_path):
     path = tmp_path / "shapes"
     path.write_text("# M N K\n128 4096 7168\n\n1, 2, 3  # the smallest\n4x5x6\n128 4096 7168\n")

@@ -158,6 +158,11 @@ A, B = bs.quantize(torch.randn(4, 64)), bs.quantize(torch.randn(6, 64))
         ({"config": "fast"}, TypeError, "config: str, expected None or a Config"),
         ({"alpha": math.inf}, ValueError, "alpha: inf, expected a finite number"),
         ({"alpha": True}, TypeError, "alpha: bool"),
+        ({"activation": []}, ValueError, r"activation: \[\], expected one of"),
+        ({"backend": []}, ValueError, r"backend: \[\], expected None or one of"),
+        ({"invariant": []}, TypeError, "invariant: list, expected a bool"),
+        ({"out_dtype": []}, TypeError, r"out_dtype: \[\], expected one of"),
+        ({"sf_layout": []}, ValueError, r"sf_layout: \[\], expected one of"),
         ({"backend": "sm103"}, ValueError, "this version has no sm103 kernels"),
         ({"out": torch.empty(4, 6, device="meta")}, TypeError, "out: torch.float32 tensor"),
         (

@@ -210,3 +210,43 @@ def test_eight_processes_without_locks(tmp_path):
     assert exit_codes(tmp_path, "exits([start(0.2) for _ in range(8)])") == [0] * 8
     assert len((tmp_path / "compiled").read_text()) > 1
     assert Store(tmp_path).get(key()) is not None
+
+
+REAL = """
+compile.check_compiler = checked
+def start(seconds):
+    child = os.fork()
+    if child:
+        return child
+    made = plan.artefact(Problem(1, 2, 3), target_named("b200"), Config(), Store(root))
+    os._exit(0 if made.parts["object"].read_bytes().startswith(b"\\x7fELF") else 1)
+
+victim = start(0)
+while not os.path.exists(root + "/locks"):
+    time.sleep(0.01)
+time.sleep(1)
+others = [start(0) for _ in range(7)]
+time.sleep(0.5)
+os.kill(victim, signal.SIGKILL)
+exits([victim, *others])
+"""
+
+
+@pytest.mark.prove
+def test_eight_processes_that_really_compile(tmp_path):
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    remember = "from blockscale import compile\nchecked = compile.check_compiler\n"
+    source = WORKERS.replace("compile.check_compiler = lambda: None", "")
+    run = subprocess.run(
+        [sys.executable, "-c", remember + source + REAL, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.stdout.split() == [str(-signal.SIGKILL), *["0"] * 7], run.stderr
+    artefact = Store(tmp_path).get(key())
+    assert set(artefact.parts) == {"object", "library", "ptx", "cubin"}
+    artefact.parts["cubin"].write_bytes(b"")  # truncated: compiled again
+    assert Store(tmp_path).get(key()) is None
+    assert plan.artefact(PROBLEM, B200, CONFIG, Store(tmp_path)).parts["cubin"].read_bytes()

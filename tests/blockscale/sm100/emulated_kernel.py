@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cutlass import Float32, Int32, Int64, Uint8, cute
+from cutlass import Float32, Float64, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 import ptxemu
@@ -91,7 +91,7 @@ class Call:
 
     @property
     def alpha(self) -> float:
-        return float(np.prod(np.array([*self.units, self.factor], np.float32).astype(np.float64)))
+        return float(np.prod(np.array(self.units, np.float32).astype(np.float64))) * self.factor
 
 
 @dataclass
@@ -115,7 +115,7 @@ def compile_kernel(kernel: Sm100Gemm, options: str = "") -> Any:
     out = pointer(kernel.out_dtype, kernel.out_dtype.width // 8)
     units = (pointer(Float32, 4),) * 3
     sizes = (Int32(0),) * 3, Int64(0), (Int32(0),) * 4
-    arguments = (*codes, out, *units, Float32(0), *sizes[0], sizes[1], *sizes[2], make_fake_stream())
+    arguments = (*codes, out, *units, Float64(0), *sizes[0], sizes[1], *sizes[2], make_fake_stream())
     with installed(ptxemu.Device("sm_100a"), []):
         return cute.compile(kernel, *arguments, options=f"--gpu-arch sm_100a --enable-tvm-ffi {options}")
 
@@ -131,7 +131,8 @@ def run(function: Any, a: Operand, b: Operand, call: Call = Call(), out_dtype: s
     memory = [*a.memory(), *b.memory(), out, units]
     at = [array.ctypes.data for array in memory]
     schedule, seed = call.schedule
-    with installed(ptxemu.Device("sm_100a", schedule=schedule, seed=seed), memory) as emulator:
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks="strict")  # a finding is an error
+    with installed(device, memory) as emulator:
         emulator.call(
             function, at[0], at[2], at[1], at[3], at[4] + start, at[5], at[5] + 4, at[5] + 8, call.factor,
             a.rows, b.rows, a.codes.shape[2], ld, batch, len(a.codes), len(b.codes), call.ctas, 0,

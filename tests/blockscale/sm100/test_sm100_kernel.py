@@ -12,6 +12,7 @@ from cutlass import Float32, cute
 from cutlass.experimental import primitives as ptx
 from emulated_kernel import SCHEDULES, Call, compile_kernel, compiled, integers, mistakes, operand, run
 
+import ptxemu
 from blockscale.kernels.parts import tensorcore
 from blockscale.kernels.parts.ring import Ring
 from blockscale.kernels.sm100 import Sm100Gemm
@@ -111,10 +112,21 @@ def test_alpha_comes_before_the_cast(out_dtype):
         ((2.0**100, 2.0**120, 2.0**-120), 2.0**-116),
         ((1.5 * 2.0**-126, 2.0**110, 1.0), 0.7),
         ((1.0, 1.0, -0.3), 1.1),
+        ((1e-20, 1e-20, 1.0), 1e39),
+        ((1e-30, 1e-30, 1.0), 1e60),
+        ((1e20, 1e20, 1.0), 1e-46),
     ],
 )
 def test_products_of_scales_may_leave_the_range_of_fp32(units, factor):
     check(32, 9, 32, 64, call=Call(units=units, factor=factor), out_dtype="fp32")
+
+
+def test_a_sum_of_zero_stays_zero_where_others_overflow():
+    a, b = operand(3, 64, positive=True), operand(8, 64, seed=1, positive=True)
+    a.codes[:, 1] = 0
+    result = run(compiled(32, "fp32"), a, b, Call(units=(7e35, 7e35, -1.0), factor=1e6), "fp32")
+    assert np.array_equal(result.values[0] == 0, np.repeat([[False], [True], [False]], 8, 1))
+    assert np.isneginf(result.values[0, [0, 2]]).all()
 
 
 @pytest.mark.parametrize("factor", [0.0, float("inf"), float("nan")])
@@ -184,6 +196,35 @@ class WrongBytes(Sm100Gemm):
 def test_counts_that_do_not_add_up_are_not_compiled(kernel, message):
     with pytest.raises(AssertionError, match=message):
         compile_kernel(kernel((128, 32)))
+
+
+def without_fences(monkeypatch):
+    monkeypatch.setattr(tensorcore, "after_sync", lambda: None)
+
+
+def scales_in_one_place(monkeypatch):
+    columns = tensorcore.TensorCore.scale_columns
+    monkeypatch.setattr(tensorcore.TensorCore, "scale_columns", lambda self, slot: columns(self, slot * 0))
+
+
+def freed_while_in_use(monkeypatch):
+    monkeypatch.setattr(Ring, "drain", lambda self, slot: None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (without_fences, ptxemu.FindingError, "missing tcgen05.fence"),
+        (scales_in_one_place, ptxemu.FindingError, "race"),
+        (freed_while_in_use, ptxemu.Error, "not allocated|freed|deallocat"),
+    ],
+)
+def test_faults_of_protocol_would_be_seen(fault, error, message, monkeypatch):
+    """Three tiles for one CTA and more k tiles than stages: the numbers may come out right all the same."""
+    fault(monkeypatch)
+    function = compile_kernel(Sm100Gemm((128, 32)))
+    with pytest.raises(error, match=message):
+        run(function, operand(5, 3000), operand(70, 3000, seed=2), Call(ctas=1))
 
 
 @pytest.mark.parametrize("n", [8, 64, 128, 192, 256])

@@ -5,30 +5,35 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Boolean, Float32, Float64, Int32, Int64, cute
 
+INFINITE = 0x7F800000  # as fp32
 VECTOR_BYTES = 16  # of a store, where the output allows it
 
 
 @dataclass(frozen=True)
 class Alpha:
-    """What sums are multiplied by, before the cast: fp32 numbers in global memory and one by value."""
+    """What sums are multiplied by, before the cast: fp32 numbers in global memory and an fp64 one by value."""
 
     pointers: tuple[cute.Pointer, ...]
-    value: Float32
+    value: Float64
 
     def load(self) -> tuple[Float32, Float32]:
         """(x, power): the product is x * power, and power is a power of two near its square root.
 
         Global scales may be as small as 2^-126: their product, or a sum times one of them, can leave the range of
         fp32 where the result does not. sum * x * power stays within it, and rounds once more than sum * product
-        only if that product is no fp32.
+        only if that product is no fp32. A product beyond 2^255 makes every sum but zero infinite: x is then the largest
+        fp32, since an infinite one would make NaN of a sum of zero.
         """
-        product = Float64(self.value)
+        product = self.value
         for pointer in self.pointers:
             product = product * Float64(pointer.load())
         exponent = Int32(product.bitcast(Int64) >> 52 & 0x7FF) - 1023
         half = cutlass.max(cutlass.min(exponent >> 1, Int32(127)), Int32(-126))
         inverse = (Int64(1023 - half) << 52).bitcast(Float64)
-        return Float32(product * inverse), (half + 127 << 23).bitcast(Float32)
+        x = Float32(product * inverse).bitcast(Int32)
+        beyond = (exponent < 1024) & ((x & 0x7FFFFFFF) == INFINITE)
+        x = x - Int32(beyond)  # the largest fp32 of its sign
+        return x.bitcast(Float32), (half + 127 << 23).bitcast(Float32)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,221 @@
+"""What memory remembers of accesses to it: of each cell those that a later access may be in conflict with.
+
+A cell is 16 bytes of shared or global memory, or the 32 lanes of one quarter and column of tensor memory; a mask of 16
+bits says which parts of it an access touched (a byte each, or two lanes).  A write takes the place of what it overlaps;
+a read takes the place of reads that came before it in causality order, since what comes after it comes after those.
+
+Cells with the same past share a state, and an array holds the number of each cell's state: so a copy of many cells that
+were written together and read together costs a look at one state, whatever its size.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.machine.memory import GRANULE
+from ptxemu.watch.clocks import Lookup
+
+__all__ = ["FENCED", "FULL_CELL", "GRANULE", "WRITE", "Access", "Past", "Shadow", "Trouble"]
+
+FULL_CELL = 0xFFFF
+# The lowest bits of a site: a write; an access that later ones of another proxy, or tcgen05 operations of other
+# threads, see through a fence only.
+WRITE, FENCED = 1, 2
+FEW = 64  # cells for which Python is quicker than numpy
+
+Where = Any  # an index of the array of cells: a slice, an array of cells, or one of each dimension
+Mask = Any  # an int for all cells, or an array (cells,)
+
+
+class Past(NamedTuple):
+    """An access of the past: its event (chain, at), where it came from, and the parts of the cell that are its own."""
+
+    chain: int
+    at: int
+    site: int
+    mask: int
+
+
+class State(NamedTuple):
+    """The past of a cell, and the parts of it that were ever written."""
+
+    past: tuple[Past, ...]
+    written: int
+
+
+@dataclass(slots=True)
+class Access:
+    """An access that happens now.  (chain, at): its event; site: an id that ends in the bits WRITE and FENCED; needs:
+    whether it reads, which asks for what was written.
+
+    known: what of a row of the clock is known of a chain.  rows: those of which one has to know a past access.
+    fence: a row that has to know it, too, if its site has all of the bits `fence_bits`; None: none has to.
+    """
+
+    chain: int
+    at: int
+    site: int
+    needs: bool
+    known: Lookup
+    rows: tuple[int, ...]
+    fence: int | None = None
+    fence_bits: int = FENCED
+
+    def after(self, past: Past) -> bool:
+        """Whether a past access is known to come before this one."""
+        first, *more = self.rows
+        known, at, chain = self.known, past.at, past.chain
+        return at <= known(first, chain) or any(at <= known(row, chain) for row in more)
+
+    def sees(self, past: Past) -> bool:
+        """Whether it does, and no fence is missing between them."""
+        if not self.after(past):
+            return False
+        if self.fence is None or past.site & self.fence_bits != self.fence_bits:
+            return True
+        return past.at <= self.known(self.fence, past.chain)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """cell: of the first one with this past; unwritten: a part was never written; conflicts: accesses that the new one
+    does not see."""
+
+    cell: int
+    unwritten: bool
+    conflicts: tuple[Past, ...]
+
+
+class Shadow:
+    """shape: of the array of cells; most: accesses of a cell that are kept, more push out the oldest read.
+
+    written: whether all cells were written before, or the parts of each.
+    """
+
+    def __init__(self, shape: tuple[int, ...], most: int, written: bool | NDArray[np.uint16]) -> None:
+        self.most = most
+        self.states = [State((), 0), State((), FULL_CELL)]
+        self.ids = np.full(shape, int(written is True), np.int32)
+        self.limit = self._limit()
+        if not isinstance(written, bool):
+            masks, places = np.unique(written, return_inverse=True)
+            self.states += [State((), mask) for mask in masks.tolist()]
+            self.ids[...] = places.reshape(shape) + 2
+
+    def _limit(self) -> int:
+        return max(1024, self.ids.size // 32, 2 * len(self.states))
+
+    def reset(self, where: Where) -> None:
+        """The memory is new there, with undefined contents."""
+        self.ids[where] = 0
+
+    def record(self, where: Where, mask: Mask, access: Access) -> list[Trouble]:
+        """Adds an access; what is wrong with it."""
+        if len(self.states) > self.limit:
+            self._compact()
+        ids = self.ids[where]
+        if type(mask) is not int:
+            return self._record_masks(where, ids, mask, access)
+        first = ids.item(0)
+        if ids.tobytes() == first.to_bytes(4, sys.byteorder) * ids.size:  # the quickest way to compare them all
+            new, trouble = self._step(first, mask, access, {})
+            if new != first:
+                self.ids[where] = new
+            return [self._trouble(where, 0, *trouble)] if trouble else []
+        old, places = _distinct(ids)
+        return self._replace(where, old, places, [mask] * len(old), access)
+
+    def _record_masks(
+        self, where: Where, ids: NDArray[np.int32], mask: NDArray[np.uint16], access: Access
+    ) -> list[Trouble]:
+        keys, places = _distinct(ids.astype(np.int64) << 16 | mask)
+        return self._replace(where, [key >> 16 for key in keys], places, [key & FULL_CELL for key in keys], access)
+
+    def _replace(
+        self, where: Where, old: list[int], places: NDArray[np.intp], masks: list[int], access: Access
+    ) -> list[Trouble]:
+        """Gives cells a new state each; `old` and `masks` of the distinct ones, `places` of each cell among these."""
+        made: dict[State, int] = {}
+        steps = [self._step(state, mask, access, made) for state, mask in zip(old, masks, strict=True)]
+        self.ids[where] = np.array([new for new, _ in steps], np.int32)[places]
+        found = []
+        for i, (_, trouble) in enumerate(steps):
+            if trouble:
+                found.append(self._trouble(where, int(np.flatnonzero(places.ravel() == i)[0]), *trouble))
+        return found
+
+    def _step(
+        self, state: int, mask: int, access: Access, made: dict[State, int]
+    ) -> tuple[int, tuple[bool, tuple[Past, ...]] | None]:
+        """The state after an access to a part of a cell, and whether that was unwritten and what it does not see."""
+        past, written = self.states[state]
+        write = access.site & WRITE
+        kept, hidden = [], []
+        for before in past:
+            left = before.mask & ~mask
+            if left != before.mask and (write or before.site & WRITE) and not access.sees(before):
+                hidden.append(before)
+            if write:
+                if left:
+                    kept.append(before if left == before.mask else before._replace(mask=left))
+            elif left or before.site & WRITE or not access.after(before):
+                kept.append(before)
+        if len(kept) >= self.most:
+            del kept[next((i for i, before in enumerate(kept) if not before.site & WRITE), 0)]
+        kept.append(Past(access.chain, access.at, access.site, mask))
+        after = State(tuple(kept), written | mask if write else written)
+        unwritten = access.needs and bool(mask & ~written)
+        trouble = (unwritten, tuple(hidden)) if unwritten or hidden else None
+        if after == (past, written):
+            return state, trouble
+        new = made.get(after)
+        if new is None:
+            new = made[after] = len(self.states)
+            self.states.append(after)
+        return new, trouble
+
+    def _trouble(self, where: Where, place: int, unwritten: bool, conflicts: tuple[Past, ...]) -> Trouble:
+        return Trouble(self.cells(where).item(place), unwritten, conflicts)
+
+    def cells(self, where: Where) -> NDArray[np.intp]:
+        """The numbers of cells, counted through all dimensions."""
+        return np.arange(self.ids.size).reshape(self.ids.shape)[where]
+
+    def past(self, where: Where, mask: Mask) -> Iterator[tuple[int, Past]]:
+        """The accesses to parts of cells, each with a cell."""
+        cells = self.cells(where).ravel()
+        masks = np.broadcast_to(mask, cells.shape)
+        for key in np.unique(self.ids.ravel()[cells].astype(np.int64) << 16 | masks).tolist():
+            first = int(np.flatnonzero((self.ids.ravel()[cells] == key >> 16) & (masks == key & FULL_CELL))[0])
+            for before in self.states[key >> 16].past:
+                if before.mask & key:
+                    yield int(cells[first]), before
+
+    def written(self) -> NDArray[np.uint16]:
+        """The parts of each cell that were written."""
+        return np.array([state.written for state in self.states], np.uint16)[self.ids]
+
+    def _compact(self) -> None:
+        """Forgets the states that no cell is in any more."""
+        used, places = np.unique(self.ids, return_inverse=True)
+        numbers: dict[State, int] = {State((), 0): 0}
+        new = [numbers.setdefault(self.states[old], len(numbers)) for old in used.tolist()]
+        self.states = list(numbers)
+        self.ids = np.array(new, np.int32)[places].reshape(self.ids.shape)
+        self.limit = self._limit()
+
+
+def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
+    """The distinct values, and the place of each value among them."""
+    if values.size > FEW:
+        found, places = np.unique(values, return_inverse=True)
+        return found.tolist(), places.reshape(values.shape)
+    numbers: dict[int, int] = {}
+    listed = [numbers.setdefault(value, len(numbers)) for value in values.ravel().tolist()]
+    return list(numbers), np.array(listed).reshape(values.shape)
