@@ -6,8 +6,8 @@
 The pair is a feed-forward block's: up (HIDDEN x WIDTH), gelu, down (WIDTH x HIDDEN), bf16 activations, NVFP4 weights,
 the matmul backend (weights expanded for every call, so figures say nothing about NVFP4 kernels). Sizes of M: decode 1
 and 16, prefill 512 and 4096. Every rank times each round with CUDA events, and a round is as slow as its slowest rank.
-Each rank also runs the whole pair by itself, in the same process and interleaved, in alternating order. Times are medians
-of rounds. Excluded: quantising, sharding, the first three rounds. Exit code 1: results leave the contract.
+Each rank also runs the whole pair by itself, in the same process and interleaved, in alternating order. Times are
+medians of rounds. Excluded: quantising, sharding, the first three rounds. Exit code 1: results leave the contract.
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from blockscale import ops, threads
 from blockscale.formats import blocks, e4m3, layouts, packing
@@ -347,39 +346,6 @@ class NVFP4Tensor:
                 f"scales: byte 0x{byte:02X} at (row, block) index {where}; a scale is finite E4M3 with the sign bit "
                 f"clear, 0x00 to 0x{e4m3.LARGEST_CODE:02X}"
             )
-
-
-_PARTS = ("codes", "scales", "global_scale", "group_sizes", "scale_offsets", "divisor")
-
-
-def _flatten(t: NVFP4Tensor) -> tuple[list[Any], tuple[str, int]]:
-    return [getattr(t, name) for name in _PARTS], (t.layout, t.shape[-1])
-
-
-def _flatten_with_keys(t: NVFP4Tensor) -> tuple[list[tuple[Any, Any]], tuple[str, int]]:
-    return [(_pytree.GetAttrKey(name), getattr(t, name)) for name in _PARTS], (t.layout, t.shape[-1])
-
-
-def _unflatten(parts: Iterable[Any], context: tuple[str, int]) -> NVFP4Tensor:
-    """All sizes but K are those of the codes, so that they may be dynamic."""
-    codes, scales, unit, groups, offsets, divisor = parts
-    layout, k = context
-    shape = (
-        torch.Size((*codes.shape[:-1], k)) if isinstance(codes, Tensor) else torch.Size(())
-    )  # a tree of other things
-    return NVFP4Tensor(codes, scales, unit, layout, shape, groups, offsets, divisor)
-
-
-# For torch.export, torch.func and whoever else looks for the tensors inside of arguments and results.
-_pytree.register_pytree_node(
-    NVFP4Tensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="blockscale.NVFP4Tensor",
-    to_dumpable_context=list,
-    from_dumpable_context=tuple,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
 
 
 def _restore(cls: type[NVFP4Tensor], parts: dict[str, Any]) -> NVFP4Tensor:

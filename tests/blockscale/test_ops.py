@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import blockscale as bs
-from blockscale import ops
+from blockscale import ops, traced
 
 M, N, K = 5, 40, 80
 SIZES = torch.tensor([2, 0, 3], dtype=torch.int32)
@@ -125,6 +125,20 @@ def test_compiled_with_gradients_and_out():
     into = torch.compile(lambda x, out: bs.gemm(x, w, out=out), fullgraph=True, backend="aot_eager")
     into(x, out)
     assert same_bits(out, bs.gemm(x, w))
+
+
+def test_no_rows_and_configurations_go_through_operators():
+    w, config = bs.quantize(torch.randn(N, K)), bs.Config(tile=(128, 64), stages=3, raster="n")
+    assert traced.decode(traced.encode(config)) == config
+    assert traced.decode(traced.encode(None)) is None
+    empty = torch.randn(0, K, requires_grad=True)
+    y = bs.gemm(empty, w, out_dtype=torch.float32)
+    assert y.shape == (0, N)
+    y.sum().backward()
+    assert empty.grad.shape == (0, K)
+    compiled = torch.compile(lambda x: bs.gemm(x, w, config=config), fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="config: tile 128x64, stages 3, raster n, expected None: the CPU backend"):
+        compiled(torch.randn(M, K))
 
 
 class Mixed(torch.nn.Module):
