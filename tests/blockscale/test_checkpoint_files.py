@@ -343,7 +343,7 @@ class TestOurOwnMetadata:
             ({"shape": [32.0, 64]}, "metadata do not list the layers: fc.weight_codes: shape"),
             ({"shape": [2**64, 64]}, "fc.weight_codes: shape"),
             ({"layout": "128x4"}, r"fc\.weight_scales: shape \(32, 4\), expected \(128, 4\)"),
-            ({"layout": "128x4-grouped"}, "fc.weight_codes: layout '128x4-grouped'"),
+            ({"layout": "128x4-grouped"}, "metadata do not list the layers: fc.weight_codes: layout '128x4-grouped'"),
             ({"transposed": True}, r"fc\.weight_codes: U8 with the logical shape \(32, 64\)"),
         ],
     )
