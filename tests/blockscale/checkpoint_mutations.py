@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 import blockscale as bs
 from blockscale.checkpoints import CheckpointError
+from blockscale.formats import layouts
 
-SOURCES = ("modelopt-llama", "modelopt-stack", "llmcompressor-llama-NVFP4")
+SOURCES = ("modelopt-llama", "modelopt-stack", "llmcompressor-llama-NVFP4", "own")
 DTYPES = ("U8", "F4", "F8_E4M3", "F8_E8M0", "F32", "BF16", "I64", "BOOL", "F6_E2M3", "C64", "FP4", "")
 SIZES = (-1, 0, 1, 2, 3, 15, 16, 31, 32, 48, 64, 96, 2**31, 2**63, 2**64, 1.5, None, "64", [], True)
 NAMES = ("", "weight", "../x", "__metadata__", "lm_head.weight", "a.weight_scale", "a.weight_packed", "\0", "é" * 500)
@@ -40,14 +41,20 @@ VALUES = (*SIZES, *WORDS, {}, {"a": 1}, [1], ["re:["], [None], float("nan"))
 def mutate(number, folder):
     """A checkpoint made from a number in `folder`; what has been done to it."""
     rng = random.Random(number)
-    source = FIXTURES / rng.choice(SOURCES)
+    source = rng.choice(SOURCES)
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(source, folder)
+    if source == "own":
+        of, layout = rng.choice(["modelopt-stack", "llmcompressor-llama-NVFP4"]), rng.choice(["linear", "128x4"])
+        bs.save_checkpoint(bs.load_checkpoint(FIXTURES / of, layout=layout), folder, to="blockscale")
+    else:
+        shutil.copytree(FIXTURES / source, folder)
     tensors = sorted(folder.glob("*.safetensors"))
     documents = [p for p in sorted(folder.glob("*.json")) if p.name != "generation_config.json"]
     kind = rng.choice([damage_bytes, damage_bytes, damage_header, damage_header, damage_header, damage_json])
+    if source == "own" and rng.random() < 0.4:
+        kind = damage_layers
     path = rng.choice(documents if kind is damage_json else tensors)
-    return f"{source.name} {path.name}: {kind(rng, path)}"
+    return f"{source} {path.name}: {kind(rng, path)}"
 
 
 def damage_bytes(rng, path):
@@ -117,6 +124,29 @@ def damage_header(rng, path):
     return f"{way} of {name}"
 
 
+def damage_layers(rng, path):
+    """What the metadata of a file of our own say of a layer."""
+    data = path.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    layers = json.loads(header["__metadata__"]["layers"])
+    name, way = rng.choice(list(layers)), rng.choice(["shape", "layout", "drop", "transposed", "other"])
+    if way == "shape":
+        layers[name]["shape"] = [rng.choice(SIZES) for _ in range(rng.randint(0, 4))]
+    elif way == "layout":
+        layers[name]["layout"] = rng.choice(["linear", "128x4", "128x4-grouped", "x", 3])
+    elif way == "drop":
+        del layers[name]
+    elif way == "transposed":
+        layers[name]["transposed"] = rng.choice([True, 3, None])
+    else:
+        layers[name] = rng.choice([3, [], {}, "x"])
+    header["__metadata__"]["layers"] = json.dumps(layers)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[size:])
+    return f"layers' {way} of {name}"
+
+
 def damage_json(rng, path):
     """A value somewhere in a document, or its text."""
     if rng.random() < 0.2:
@@ -181,11 +211,14 @@ def expected_values(layer, tensors):
     """(..., N, K) from a layer's tensors by the definition of the format."""
     codes = tensors[layer.codes.name].view(torch.uint8)
     scales = tensors[layer.scales.name].view(torch.uint8)
-    if layer.transposed:
+    own = layer.convention == "blockscale"
+    if layer.transposed and not own:
         codes, scales = codes.mT, scales.mT
+    if layer.layout == "128x4":
+        scales = layouts.unswizzle(scales, layer.shape[-2], scales.shape[-1])
     unit = tensors[layer.global_scale.name].float().reshape(())
     unit = 1 / unit if layer.global_scale.name.endswith("weight_global_scale") else unit
     grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     values = torch.cat([grid, -grid])[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
     d = (scales.contiguous().view(torch.float8_e4m3fn).float() * unit).repeat_interleave(16, -1)
-    return values * d[..., : values.shape[-1]]
+    return (values * d[..., : values.shape[-1]])[..., : layer.shape[-1]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import F8, FIXTURES, matrix, modelopt, modelopt_config, write
+from checkpoint_files import FIXTURES, matrix, modelopt, modelopt_config, write
 from operands import same_bits, same_tensor
 from safetensors.torch import load_file, save_file
 
@@ -17,8 +17,6 @@ import blockscale as bs
 from blockscale.checkpoints import CheckpointError
 from blockscale.checkpoints.files import DTYPES, TensorFile
 from blockscale.checkpoints.writer import FileWriter, Spec
-
-FC = {"fc.weight": (torch.uint8, (32, 32)), "fc.weight_scale": (F8, (32, 4))}
 
 
 @pytest.fixture
@@ -330,6 +328,45 @@ class TestFailingWrites:
             "hf_quant_config.json",
             "model.safetensors",
         ]
+
+
+class TestOurOwnMetadata:
+    """What the header of a file of ours says of the layers is not believed either."""
+
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            ({"shape": []}, r"fc\.weight_codes: U8 with the logical shape \(\)"),
+            ({"shape": [32, 0]}, r"fc\.weight_codes: U8 with the logical shape \(32, 0\)"),
+            ({"shape": [31, 64]}, r"fc\.weight_codes: shape \(32, 32\), expected \(31, 32\)"),
+            ({"shape": [32, 65]}, r"fc\.weight_codes: shape \(32, 32\), expected \(32, 64\)"),
+            ({"shape": [32.0, 64]}, "metadata do not list the layers: fc.weight_codes: shape"),
+            ({"shape": [2**64, 64]}, "fc.weight_codes: shape"),
+            ({"layout": "128x4"}, r"fc\.weight_scales: shape \(32, 4\), expected \(128, 4\)"),
+            ({"layout": "128x4-grouped"}, "metadata do not list the layers: fc.weight_codes: layout '128x4-grouped'"),
+            ({"transposed": True}, r"fc\.weight_codes: U8 with the logical shape \(32, 64\)"),
+        ],
+    )
+    def test_shapes_and_layouts(self, tmp_path, layer, message):
+        path = tmp_path / "x.safetensors"
+        bs.save_checkpoint({"fc.weight": matrix()}, path, to="blockscale")
+        header, data = split(path)
+        layers = json.loads(header["__metadata__"]["layers"])
+        layers["fc.weight_codes"] |= layer
+        header["__metadata__"]["layers"] = json.dumps(layers)
+        join(path, header, data)
+        with pytest.raises(CheckpointError, match=rf"x\.safetensors: {message}"):
+            bs.load_checkpoint(path)
+
+    @pytest.mark.parametrize(("key", "value"), [("version", "2"), ("layers", "{}"), ("layers", "["), ("format", "pt")])
+    def test_what_it_is(self, tmp_path, key, value):
+        path = tmp_path / "x.safetensors"
+        bs.save_checkpoint({"fc.weight": matrix()}, path, to="blockscale")
+        header, data = split(path)
+        header["__metadata__"][key] = value
+        join(path, header, data)
+        with pytest.raises(CheckpointError, match=r"x\.safetensors: .*(version '2'|metadata do not)"):
+            bs.load_checkpoint(path)
 
 
 class TestTensors:

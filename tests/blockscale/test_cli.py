@@ -45,7 +45,7 @@ def test_python_dash_m_runs_and_reports_its_exit_code():
 def test_help_names_every_command():
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("demo", "gemm", "explain", "compile", "doctor"):
+    for command in ("demo", "gemm", "inspect", "convert", "quantize", "explain", "compile", "doctor"):
         assert command in result.stdout
     assert invoke().exit_code != 0
     assert invoke("nonsense").exit_code == 2

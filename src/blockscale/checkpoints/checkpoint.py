@@ -18,7 +18,7 @@ from blockscale.checkpoints.layers import Finder, Index, Layer, Part, Problem, l
 from blockscale.checkpoints.source import Source, open_source
 from blockscale.formats import e2m1, e4m3
 from blockscale.formats.layouts import ATOMS, LINEAR
-from blockscale.tensor import LARGEST_GLOBAL_SCALE, NVFP4Tensor, check_layout
+from blockscale.tensor import LARGEST_GLOBAL_SCALE, NVFP4Tensor
 
 OWN_FORMAT = "blockscale.checkpoint"
 OWN_VERSION = "1"
@@ -284,9 +284,12 @@ def _own_shapes(file: TensorFile) -> dict[str, tuple[tuple[int, ...], str, bool]
         listed = json.loads(file.metadata.get("layers", ""))
         made = {}
         for name, layer in listed.items():
-            check_layout(layer["layout"])
-            shape = tuple(int(n) for n in layer["shape"])
-            made[name] = shape, layer["layout"], layer.get("transposed") is True
+            shape, layout = layer["shape"], layer["layout"]
+            if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+                raise ValueError(f"{name}: shape {shape!r}")
+            if layout not in (LINEAR, ATOMS):
+                raise ValueError(f"{name}: layout {layout!r}")
+            made[name] = tuple(shape), layout, layer.get("transposed") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(file.path, None, f"metadata do not list the layers: {error}") from error
     return made

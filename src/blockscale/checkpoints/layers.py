@@ -240,9 +240,7 @@ class Finder:
     def _geometry(self, convention: str, codes: Entry, scales: Entry) -> tuple[tuple[int, ...], str, bool]:
         """Logical shape, layout of the scales, and whether they and the codes are transposed."""
         if convention == BLOCKSCALE:
-            if codes.name not in self.shapes:
-                raise _Refused(codes, "the file's metadata do not give its logical shape")
-            return self.shapes[codes.name]
+            return self._own_geometry(codes, scales)
         if len(codes.shape) not in (2, 3):
             raise _Refused(codes, f"shape {codes.shape}, expected (N, K/2) or (E, N, K/2)")
         *lead, rows, last = codes.shape
@@ -258,6 +256,23 @@ class Finder:
         if scales.shape != expected[self.scale_layout]:
             raise _Refused(scales, self._wrong_shape(scales.shape, expected, codes.shape))
         return (*lead, rows, k), self.scale_layout, False
+
+    def _own_geometry(self, codes: Entry, scales: Entry) -> tuple[tuple[int, ...], str, bool]:
+        """What the metadata say, if the tensors agree."""
+        if codes.name not in self.shapes:
+            raise _Refused(codes, "the file's metadata do not give its logical shape")
+        shape, layout, transposed = self.shapes[codes.name]
+        if len(shape) < 2 or shape[-1] < 1 or codes.dtype != "U8" or (transposed and len(shape) != 3):
+            raise _Refused(codes, f"{codes.dtype} with the logical shape {shape}, expected U8 and (..., N, K)")
+        *lead, rows, k = shape
+        padded = rows if layout == LINEAR else layouts.round_up(rows, layouts.ROW_ALIGN)
+        for entry, expected in (
+            (codes, (*lead, rows, 8 * layouts.blocks(k))),
+            (scales, (*lead, padded, layouts.blocks(k))),
+        ):
+            if entry.shape != expected:
+                raise _Refused(entry, f"shape {entry.shape}, expected {expected} for {shape} and layout {layout!r}")
+        return shape, layout, transposed
 
     def _wrong_shape(self, found: tuple[int, ...], expected: dict[str, tuple[int, ...]], codes: tuple[int, ...]) -> str:
         text = f"shape {found}, expected {expected[self.scale_layout]} for codes of shape {codes}"
