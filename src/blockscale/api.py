@@ -69,7 +69,7 @@ def gemm(
         RuntimeError: a kernel has to be compiled and cannot be, or CUDA refuses.
     """
     signature = None
-    if a_sf is None and b_sf is None and bias is None:
+    if a_sf is None and b_sf is None and bias is None and type(invariant) is bool:
         signature = gpu.signature(a, b, out, alpha, k, sf_layout, activation, out_dtype, config, backend, invariant)
         if signature is not None and (call := gpu.find(signature)) is not None:
             return call(a, b, out, alpha)  # type: ignore[arg-type] # the signature holds their types

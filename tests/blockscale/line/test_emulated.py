@@ -1,6 +1,8 @@
 """`gemm` on the software GPU: the contract, and everything that is refused before a launch."""
 
+import contextlib
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -248,6 +250,68 @@ def test_the_second_call_is_one_look_up(emulator, monkeypatch):
     assert same_bits(again, first)
 
 
+def test_a_warm_call_is_as_strict_as_a_cold_one(emulator):
+    alpha = torch.tensor(0.5)
+    bs.gemm(A, B, alpha=alpha)
+    bs.gemm(A, B, alpha=2)
+    bs.gemm(A, B, invariant=True)
+    launches = len(emulator.reports)
+    alpha.fill_(math.nan)
+    for options, error, message in (
+        ({"alpha": alpha}, ValueError, "alpha: nan"),
+        ({"alpha": 10**400}, ValueError, "alpha: inf"),
+        ({"alpha": torch.tensor(0.5).to_sparse()}, (TypeError, ValueError), "alpha: "),
+        ({"invariant": 1}, TypeError, "invariant: int"),
+        ({"invariant": 1.0}, TypeError, "invariant: float"),
+        ({"out": torch.zeros(4, 6, dtype=torch.bfloat16).to_sparse()}, (TypeError, ValueError), "out: "),
+    ):
+        with pytest.raises(error, match=message):
+            bs.gemm(A, B, **options)
+    assert len(emulator.reports) == launches
+
+
+@pytest.mark.parametrize("m", [0, 4])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": bs.Config((1, 1))}, r"config\.tile: \(1, 1\)"),
+        ({"bias": torch.ones(0)}, "bias: given"),
+        ({"activation": "relu"}, "activation: 'relu'"),
+    ],
+)
+def test_an_empty_result_is_validated(emulator, m, options, message):
+    empty = bs.quantize(torch.randn(m, 64)), bs.quantize(torch.randn(0, 64))
+    with pytest.raises(ValueError, match=message):
+        bs.gemm(*empty, **options)
+
+
+def test_threads_with_emulators_of_their_own():
+    """Kernels that are not loaded yet, loaded and run by several threads at once; a thread inside has none."""
+    a, b = every_code_and_scale(20, 64), every_code_and_scale(24, 64, seed=1)
+    expected = bs.gemm(a, b, out_dtype=torch.float32)
+    results, errors = [], []
+
+    def work(columns, emulate):
+        try:
+            with bs.emulated("b200") if emulate else contextlib.nullcontext():
+                config = bs.Config((128, columns), raster="n") if emulate else None
+                results.append(bs.gemm(a, b, out_dtype=torch.float32, config=config))
+        except BaseException as error:
+            errors.append(error)
+
+    with bs.emulated("b200") as outer:
+        threads = [threading.Thread(target=work, args=(n, n != 8)) for n in (24, 32, 40, 8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outer.reports == []
+    assert errors == []
+    assert len(results) == 4
+    for y in results:
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-2 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("change", ["shape", "dtype", "strides", "layout", "alpha", "config", "backend", "inference"])
 def test_a_call_of_other_properties_is_validated(emulator, change):
     out = torch.empty(4, 6, dtype=torch.bfloat16)
@@ -308,6 +372,11 @@ def test_grouped_products_are_a_loop_of_the_kernel(emulator):
 )
 def test_options_of_the_emulator(options, message):
     with pytest.raises(ValueError, match=message), bs.emulated("sm_100a", **options):
+        pass
+
+
+def test_a_number_of_multiprocessors_is_no_bool():
+    with pytest.raises(TypeError, match="sms: bool"), bs.emulated("sm_100a", sms=True):
         pass
 
 
