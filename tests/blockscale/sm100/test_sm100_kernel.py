@@ -247,18 +247,3 @@ def test_the_compiler_finds_nothing_to_warn_about(wrong, capfd, monkeypatch):
     said = capfd.readouterr().err
     assert ("without tcgen05.wait" in said) == wrong
     assert ("warning" in said) == wrong
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"tile": (256, 128)}, r"tile: \(256, 128\), expected \(128, N\)"),
-        ({"tile": (128, 12)}, "tile_n: 12"),
-        ({"raster": "k"}, "raster: 'k'"),
-        ({"out_dtype": "fp8"}, "out_dtype: 'fp8'"),
-        ({"stages": 99}, "stages: 99"),
-    ],
-)
-def test_bad_configurations(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Sm100Gemm(**{"tile": (128, 128), **arguments})
