@@ -1,7 +1,7 @@
 """Launches on the software GPU: the same artefact as on silicon, its host code and its PTX, run by `ptxemu`.
 
-The only file that imports it, and only once `emulated` is called. The kernel may come from the store without the compiler,
-but its host code is loaded through CuTe DSL, so emulation always needs that.
+The only file that imports it, and only once `emulated` is called. A kernel of the store needs no compiling, but its
+host code is loaded through CuTe DSL, so emulation always needs that.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class EmulatedLauncher:
         """Run `function(*pointers, *scalars, stream)` to its end; it may touch `sizes[i]` bytes at `pointers[i]`.
 
         Raises:
-            ptxemu.Error: what the kernel does wrong; a finding too, unless they are collected. The report of that launch
-                is kept, as far as it went.
+            ptxemu.Error: what the kernel does wrong; a finding too, unless they are collected. The launch's report is
+                kept, as far as it went.
         """
         import ptxemu
 
@@ -137,8 +137,8 @@ def emulated(
         arch: "sm_100a", or the name of a GPU, "b200".
         schedule: when asynchronous operations complete: "eager", "lazy" (as late as the rules allow), "fifo", "random".
         seed: of every order that nothing promises; the same seed gives the same run.
-        checks: "all", "strict" or "none". on_finding: "raise", or "collect" them: those of
-            all launches are in `gpu.findings`, a `gpu.report` for each in `gpu.reports`; `gpu.report` is the last one.
+        checks: "all", "strict" or "none". on_finding: "raise", or "collect": those of all launches
+            are then in `gpu.findings`. Every launch has its report in `gpu.reports`; `gpu.report` is that of the last.
         sms: multiprocessors; by default those of the GPU.
 
     Raises:

@@ -12,9 +12,11 @@ from operands import POISON, every_code_and_scale, same_bits, small_integers
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 import blockscale as bs
+import ptxemu
 from blockscale import reference
 from blockscale.backends import gpu
 from blockscale.config import supports
+from blockscale.launch import emulated
 from blockscale.problem import Problem, target_named
 
 
@@ -164,7 +166,7 @@ A, B = bs.quantize(torch.randn(4, 64)), bs.quantize(torch.randn(6, 64))
         ({"backend": []}, ValueError, r"backend: \[\], expected None or one of"),
         ({"invariant": []}, TypeError, "invariant: list, expected a bool"),
         ({"out_dtype": []}, TypeError, r"out_dtype: \[\], expected one of"),
-        ({"sf_layout": []}, ValueError, r"sf_layout: \[\], expected one of"),
+        ({"sf_layout": []}, ValueError, r"sf_layout: \[\], expected 'linear' or"),
         ({"backend": "sm103"}, ValueError, "this version has no sm103 kernels"),
         ({"out": torch.empty(4, 6, device="meta")}, TypeError, "out: torch.float32 tensor"),
         (
@@ -383,3 +385,26 @@ def test_a_number_of_multiprocessors_is_no_bool():
 def test_a_report_before_any_launch():
     with bs.emulated("sm_100a") as active, pytest.raises(RuntimeError, match="nothing has been launched"):
         _ = active.report
+
+
+def test_a_launch_that_fails_leaves_its_report(emulator):
+    """Whatever ends it on its way, here a result that has less memory than the kernel writes."""
+    out = torch.empty(4, 6, dtype=torch.bfloat16)
+    bs.gemm(A, B, out=out)
+    (call,) = emulator.known.values()
+    pointers, factor, _held = call.arguments(A, B, out, None)
+    sizes = [*call.plan.sizes[:4], 2, *call.plan.sizes[5:]]
+    with pytest.raises(ptxemu.MemoryFault) as caught:
+        emulator.launch(call.plan.function, pointers, sizes, (factor, *call.plan.scalars))
+    first, failed = emulator.reports
+    assert failed is caught.value.report is emulator.report is not first
+    assert 0 < failed.counters["warp_instructions"] < first.counters["warp_instructions"]
+
+
+def test_an_emulator_is_entered_once():
+    once = bs.emulated("sm_100a")
+    with once, pytest.raises(RuntimeError, match="emulated: this one was entered before"):
+        once.__enter__()
+    with pytest.raises(RuntimeError, match="call `emulated` again"), once:
+        pass
+    assert emulated.active() is None
