@@ -55,6 +55,12 @@ def test_several_waves_under_every_schedule(accumulators, schedule):
     assert result.report.counters["ctas"] == 2
 
 
+def test_two_accumulators_of_192_columns():
+    """Two stages are left; every tile but the first begins within an atom, and the first accumulator comes again."""
+    result = check(192, 20, 3 * 192 + 5, 900, call=Call(ctas=1, schedule=("random", 4)), accumulators=2)
+    assert result.report.counters["ctas"] == 1
+
+
 @pytest.mark.parametrize("k", [1, 15, 16, 48, 64, 100, 256, 257, 3600])
 def test_every_tail_of_k(k):
     check(32, 5, 40, k)
