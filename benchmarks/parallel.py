@@ -4,7 +4,7 @@
     python benchmarks/parallel.py --check                                    # compare results alone
 
 The pair is a feed-forward block's: up (HIDDEN x WIDTH), gelu, down (WIDTH x HIDDEN), bf16 activations, NVFP4 weights,
-the matmul backend (weights expanded for every call, so figures say nothing about NVFP4 kernels). Sizes of M: decode 1
+the sm90 backend (weights expanded for every call, so figures say nothing about NVFP4 kernels). Sizes of M: decode 1
 and 16, prefill 512 and 4096. Every rank times each round with CUDA events, and a round is as slow as its slowest rank.
 Each rank also runs the whole pair by itself, in the same process and interleaved, in alternating order. Times are
 medians of rounds. Excluded: quantising, sharding, the first three rounds. Exit code 1: results leave the contract.
@@ -43,7 +43,7 @@ def block(hidden: int, width: int) -> nn.Sequential:
     """The same on every rank: made and quantised on the CPU from one seed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(hidden, width), nn.GELU(), nn.Linear(width, hidden)).bfloat16()
-    bs.nn.quantize_model(model, backend="matmul")
+    bs.nn.quantize_model(model, backend="sm90")
     return model.cuda()
 
 
@@ -128,7 +128,7 @@ def write(found: dict[str, Any], ranks: int, options: argparse.Namespace) -> Non
         "ranks": ranks,
         "torch": torch.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "backend": "matmul",
+        "backend": "sm90",
         "hidden": HIDDEN,
         "width": WIDTH,
         "rounds": options.rounds,

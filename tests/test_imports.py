@@ -1,6 +1,7 @@
 """Imports go one way: what each room of the two packages may import, and that the packages stay apart.
 
-A room is a package's folder or top-level module; "" is the package's own __init__. Imports for types alone are free.
+A room is a package's folder or top-level module, or a module within with a row of its own; "" is the package's own
+__init__. Imports for types alone are free.
 """
 
 import ast
@@ -23,16 +24,18 @@ ROOMS = {
         "reference": {"tensor"},
         "arguments": {"formats", "tensor"},
         "problem": set(),
-        "kernels": set(),
-        "config": {"kernels", "problem"},
+        "kernels.parts.geometry": set(),
+        "kernels": {"kernels.parts.geometry"},
+        "config": {"kernels.parts.geometry", "problem"},
+        "heuristics": {"config", "kernels.parts.geometry", "problem"},
         "pytree": {"tensor"},
-        "traced": {"arguments", "config", "formats", "ops", "tensor"},
-        "heuristics": {"config", "problem"},
+        "calls": {"arguments", "config", "formats", "ops", "tensor"},
         "store": {"config", "problem"},
-        "compile": {"config", "kernels", "problem", "store"},
-        "plan": {"compile", "config", "formats", "heuristics", "problem", "store"},
+        "entry": set(),
+        "compile": {"config", "entry", "kernels", "problem", "store"},
+        "plan": {"compile", "config", "entry", "formats", "heuristics", "problem", "store"},
         "launch": {"problem", "store"},
-        "backends": {"arguments", "config", "formats", "launch", "plan", "problem", "tensor", "threads"},
+        "backends": {"arguments", "config", "entry", "formats", "launch", "plan", "problem", "tensor", "threads"},
         "api": {
             "arguments",
             "backends",
@@ -43,9 +46,9 @@ ROOMS = {
             "problem",
             "tensor",
             "threads",
-            "traced",
+            "calls",
         },
-        "op_kernels": {"api", "formats", "ops", "quantize", "tensor", "threads", "traced"},
+        "op_kernels": {"api", "formats", "ops", "quantize", "tensor", "threads", "calls"},
         "checkpoints": {"_version", "formats", "quantize", "tensor", "threads"},
         "nn": {"api", "arguments", "checkpoints", "formats", "ops", "progress", "quantize", "tensor"},
         "parallel": {"api", "formats", "nn", "ops", "quantize", "tensor"},
@@ -101,7 +104,13 @@ FILES = [path for package in ROOMS for path in sorted((SRC / package).rglob("*.p
 def room_of(path: Path) -> tuple[str, str]:
     """(package, room) of a file."""
     package, *below = path.relative_to(SRC).with_suffix("").parts
-    return package, "" if below == ["__init__"] else below[0]
+    return package, "" if below == ["__init__"] else _narrowest(package, below) or below[0]
+
+
+def _narrowest(package: str, below: list[str]) -> str:
+    """The room of the longest dotted name that has one; "" if none has."""
+    names = (".".join(below[:length]) for length in range(len(below), 0, -1))
+    return next((name for name in names if name in ROOMS[package]), "")
 
 
 def imported_rooms(path: Path, package: str) -> set[str]:
@@ -118,8 +127,7 @@ def imported_rooms(path: Path, package: str) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             below = [f"{node.module}.{alias.name}" for alias in node.names]
             names += below if node.module == package else [node.module]
-    rooms = [name.split(".")[1] if "." in name else "" for name in names if name.split(".")[0] == package]
-    return {name if name in ROOMS[package] else "" for name in rooms}
+    return {_narrowest(package, name.split(".")[1:]) for name in names if name.split(".")[0] == package}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))

@@ -65,7 +65,7 @@ def ours(n: int) -> Row:
     target = target_named("b200")
     parts = compile_kernel(target, Config(tile=(128, n)), Problem(m=128, n=n, k=256, out_dtype="bf16"))
     geometry = Geometry(n)
-    return row(f"blockscale 128 x {n}", geometry.ring, geometry.smem_bytes, parts["cubin"])
+    return row(f"blockscale 128 x {n}", geometry.slots, geometry.smem_bytes, parts["cubin"])
 
 
 def theirs(n: int) -> Row:

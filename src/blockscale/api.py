@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, heuristics, ops, threads, traced
+from blockscale import arguments, backends, calls, heuristics, ops, threads
 from blockscale.backends import gpu
 from blockscale.config import Config
 from blockscale.launch import emulated
@@ -68,11 +68,11 @@ def gemm(
         TypeError, ValueError: naming the argument, what came and what is allowed.
         RuntimeError: a kernel has to be compiled and cannot be, or CUDA refuses.
     """
-    if ops.traced(_codes(a), _codes(b), alpha, bias, out) or ops.needs_gradient(a, alpha, bias):
+    if ops.must_trace(_codes(a), _codes(b), alpha, bias, out) or ops.needs_gradient(a, alpha, bias):
         options = _Options(activation, out_dtype, config, backend, invariant)
-        return traced.gemm((a, a_sf), (b, b_sf), k, sf_layout, options, alpha, bias, out)
+        return calls.gemm((a, a_sf), (b, b_sf), k, sf_layout, options, alpha, bias, out)
     signature = None
-    if a_sf is None and b_sf is None and bias is None:
+    if a_sf is None and b_sf is None and bias is None and type(invariant) is bool:
         signature = gpu.signature(a, b, out, alpha, k, sf_layout, activation, out_dtype, config, backend, invariant)
         if signature is not None and (call := gpu.find(signature)) is not None:
             return call(a, b, out, alpha)  # type: ignore[arg-type] # the signature holds their types
@@ -157,8 +157,8 @@ def grouped_gemm(
     """
     options = _Options(activation, out_dtype, config, backend)
     result: Tensor | list[Tensor]
-    if traced.needed(a, b, alpha, bias, out):
-        return traced.grouped_gemm(a, b, (group_sizes, group_offsets, masked_m), options, alpha, bias, out)
+    if calls.needed(a, b, alpha, bias, out):
+        return calls.grouped_gemm(a, b, (group_sizes, group_offsets, masked_m), options, alpha, bias, out)
     if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
         _refuse("list", group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
         operands, result = _list_form(a, b, out, out_dtype)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.formats.layouts import GROUPED
-from blockscale.tensor import FLOAT_DTYPES, NVFP4Tensor, as_float, check_layout
+from blockscale.formats.layouts import ATOMS, GROUPED, LINEAR
+from blockscale.tensor import FLOAT_DTYPES, NVFP4Tensor, as_float
 
 ACTIVATIONS = (None, "relu", "gelu", "silu")
 _PACKED_DTYPES = (torch.uint8, torch.float4_e2m1fn_x2)
@@ -26,9 +26,9 @@ def operand(
     name: str, x: NVFP4Tensor | Tensor, scales: Tensor | None, k: int | None, layout: str
 ) -> NVFP4Tensor | Tensor:
     """An operand as given, or the raw form wrapped."""
-    check_layout(layout, "sf_layout")
-    if layout == GROUPED:
-        raise ValueError(f"sf_layout: {layout!r}, expected 'linear' or '128x4'; use NVFP4Tensor.from_parts")
+    if not isinstance(layout, str) or layout not in (LINEAR, ATOMS):
+        hint = "; use NVFP4Tensor.from_parts" if layout == GROUPED else ""
+        raise ValueError(f"sf_layout: {layout!r}, expected 'linear' or '128x4'{hint}")
     if scales is None:
         if not isinstance(x, NVFP4Tensor) and isinstance(x, Tensor) and x.dtype in _PACKED_DTYPES:
             raise ValueError(f"{name}_sf: missing; {name} holds packed codes ({x.dtype})")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockscale import store
 from blockscale.config import Config
 from blockscale.problem import Problem, Target
 from blockscale.store import COMPILER, FUNCTION
@@ -62,7 +65,7 @@ def compile_function(function: Any, arguments: Sequence[Any], arch: str, what: s
     """
     from cutlass import cute
 
-    with tempfile.TemporaryDirectory(prefix="blockscale-") as directory:
+    with store.toolchain, tempfile.TemporaryDirectory(prefix="blockscale-") as directory, _own_settings():
         options = f"--gpu-arch {arch} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir {directory}"
         try:
             compiled = cute.compile(function, *arguments, options=options)
@@ -75,21 +78,51 @@ def compile_function(function: Any, arguments: Sequence[Any], arch: str, what: s
         except Exception as error:
             words = str(error).strip() or type(error).__name__
             raise CompileError(f"{what} for {arch}: nvidia-cutlass-dsl {COMPILER} refused it: {words}") from error
-        library = link(Path(f"{directory}/host.o"))
-    return parts if library is None else parts | {"library": library}
+        return parts | (link(Path(f"{directory}/host.o")) or {})
 
 
-def link(host_object: Path) -> bytes | None:
-    """The host code as a shared library that needs CUDA and TVM-FFI alone; None without a C compiler (`cc`, or CC)."""
-    linker = os.environ.get("CC") or "cc"
-    if shutil.which(linker) is None:
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Inside, what the environment asks of CuTe DSL is not heard: it would change the code, but not its key.
+
+    The names are private to CuTe DSL, hence the exact version.
+    """
+    from cutlass.cutlass_dsl import cutlass
+
+    engines = [cutlass.CuTeDSL._get_dsl(), cutlass.CuteExperimentalDSL._get_dsl()]
+    heard = [engine.envar for engine in engines]
+    prefixes = tuple(f"{engine.name}_" for engine in engines)
+    asked = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(prefixes)}
+    try:
+        for engine in engines:
+            engine.envar = type(engine.envar)(engine.name)
+        yield
+    finally:
+        os.environ.update(asked)
+        for engine, envar in zip(engines, heard, strict=True):
+            engine.envar = envar
+
+
+def link(host_object: Path) -> dict[str, bytes] | None:
+    """{"library": the host code as a shared library that needs CUDA and TVM-FFI alone}; None without a C compiler.
+
+    The compiler is `cc`, or what CC names.
+
+    Raises:
+        CompileError: it fails.
+    """
+    linker = shlex.split(os.environ.get("CC") or "cc")
+    if not linker or shutil.which(linker[0]) is None:
         return None
-    library = host_object.with_suffix(".so")
     flags = ["-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,lazy"]
-    run = subprocess.run([linker, *flags, "-o", library, host_object, RUNTIME], capture_output=True, text=True)
-    if run.returncode:
-        raise CompileError(f"{linker} could not link the host code: {run.stderr.strip()}")
-    return library.read_bytes()
+    with tempfile.TemporaryDirectory(prefix="blockscale-") as directory:
+        library = Path(directory) / "host.so"
+        command = [*linker, *flags, "-o", str(library), str(host_object), str(RUNTIME)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode or not library.exists():
+            words = run.stderr.strip() or f"it says nothing, and its exit code is {run.returncode}"
+            raise CompileError(f"{shlex.join(linker)} could not link the host code: {words}")
+        return {"library": library.read_bytes()}
 
 
 def _arguments(out_dtype: str) -> list[Any]:

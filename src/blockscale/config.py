@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from blockscale.kernels.parts.geometry import TILE_M, Geometry
+from blockscale.kernels.parts.geometry import TILE_M, TMEM_COLUMNS, WIDTHS, Geometry
 from blockscale.problem import Problem, Target
 
-TILES_N = (256, 192, 128, 64)  # what `candidates` offers; `supports` allows every N that the tensor cores have
 RASTERS = ("m", "n")
-LARGEST_EXTENT = 2**31 - 1  # sizes and tile indices are 32-bit integers in a kernel
-LARGEST_K = 2**31 - 64  # a kernel takes that of the storage, a multiple of 64
+# Sizes and tile indices are 32-bit integers in a kernel, which adds up to a tile, and the CTAs of a launch, to them.
+LARGEST_EXTENT = 2**31 - 512
+MOST_CTAS = 2**16 - 1
+MOST_TILES = 2**31 - 2**16
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Config:
 
     Attributes:
         tile: (rows, columns) of the result that a CTA computes at a time.
-        stages: slots of the ring of operand tiles in shared memory; None means as many as fit.
+        stages: slots of the ring of operand tiles in shared memory; None means as many as fit shared and tensor memory.
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
@@ -61,6 +62,8 @@ class Config:
 
 
 CODE_FIELDS = ("tile", "stages", "accumulators", "raster")
+# What heuristics choose from; `supports` allows every width that the tensor cores have.
+CHOICES = tuple(Config((TILE_M, columns), accumulators=sums) for columns in (64, 128, 192, 256) for sums in (2, 1))
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Reason:
 
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
     """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
-    return unsupported(problem, target) or _unbuildable(config, target) or _unfit(problem, config)
+    return unsupported(problem, target) or _unbuildable(config, target) or _unfit(problem, target, config)
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -87,9 +90,9 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
         return Reason("bias", f"given: the {target.backend} kernels of this version add none")
     if problem.activation is not None:
         return Reason("activation", f"{problem.activation!r}: the {target.backend} kernels of this version apply none")
-    for name, most in (("m", LARGEST_EXTENT), ("n", LARGEST_EXTENT), ("k", LARGEST_K), ("batch", LARGEST_EXTENT)):
-        if getattr(problem, name) > most:
-            return Reason(name, f"{getattr(problem, name)}, at most {most}")
+    for name in ("m", "n", "k", "batch"):
+        if getattr(problem, name) > LARGEST_EXTENT:
+            return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
     return None
 
 
@@ -97,32 +100,41 @@ def _unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem."""
     rows, columns = config.tile
     if rows != TILE_M:
-        return Reason("config.tile", f"{config.tile}, expected {TILE_M} rows")
+        return Reason("config.tile", f"{rows} rows, expected {TILE_M}")
+    if columns not in WIDTHS:
+        expected = f"a multiple of {WIDTHS.step} from {WIDTHS[0]} to {WIDTHS[-1]}"
+        return Reason("config.tile", f"{columns} columns, expected {expected}")
     if config.accumulators not in (1, 2):
         return Reason("config.accumulators", f"{config.accumulators}, expected 1 or 2")
     if config.raster not in RASTERS:
         return Reason("config.raster", f"{config.raster!r}, expected one of {', '.join(map(repr, RASTERS))}")
-    if config.ctas is not None and config.ctas < 1:
-        return Reason("config.ctas", f"{config.ctas}, expected None or at least 1")
+    if config.ctas is not None and not 1 <= config.ctas <= MOST_CTAS:
+        return Reason("config.ctas", f"{config.ctas}, expected None or 1 to {MOST_CTAS}")
     if config.persist_mb < 0:
         return Reason("config.persist_mb", f"{config.persist_mb}, expected at least 0")
-    try:
-        geometry = Geometry(columns, config.stages, config.accumulators)
-    except ValueError as error:
-        return Reason("config", str(error))
-    if geometry.ring < 1 or geometry.smem_bytes > target.smem:
-        takes = f"{geometry.smem_bytes:,} bytes of shared memory, more than the {target.smem:,} of {target.arch}"
-        return Reason("config.stages", takes)
+    most = geometry(config, target).most_stages
+    tiles = f"{config.accumulators} x {rows}x{columns}"
+    if most < 1:
+        memory = f"{target.smem:,} bytes of shared memory and {TMEM_COLUMNS} columns of tensor memory"
+        return Reason("config.tile", f"{tiles} of sums and one stage of operands do not fit {memory} of {target.arch}")
+    if config.stages is not None and not 1 <= config.stages <= most:
+        return Reason("config.stages", f"{config.stages}, expected None or 1 to {most} beside {tiles} of sums")
     return None
 
 
-def _unfit(problem: Problem, config: Config) -> Reason | None:
+def _unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why a kernel that can be built does not serve this problem."""
-    if not Geometry(config.tile[1], config.stages, config.accumulators).tiles(problem.n):
+    if not geometry(config, target).can_tile(problem.n):
         return Reason("config.tile", f"{config.tile[1]} columns, no multiple of 32, have to cover all n = {problem.n}")
-    if tile_count(problem, config) > LARGEST_EXTENT:
-        return Reason("config.tile", f"{tile_count(problem, config)} tiles, at most {LARGEST_EXTENT}")
+    if tile_count(problem, config) > MOST_TILES:
+        tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{config.tile[1]}, at most {MOST_TILES}"
+        return Reason("config.tile", tiles)
     return None
+
+
+def geometry(config: Config, target: Target) -> Geometry:
+    """The sizes of `config`'s tiles and stages on `target`; of use once `supports` has passed."""
+    return Geometry(config.tile[1], config.stages, config.accumulators, target.smem)
 
 
 def tile_count(problem: Problem, config: Config) -> int:
@@ -131,9 +143,5 @@ def tile_count(problem: Problem, config: Config) -> int:
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """The configurations worth choosing from for `problem`, all of them supported."""
-    for columns in TILES_N:
-        single = Config(tile=(TILE_M, columns))
-        for config in (replace(single, accumulators=2), single):
-            if supports(problem, target, config) is None:
-                yield config
+    """Those of `CHOICES` that are supported."""
+    return (config for config in CHOICES if supports(problem, target, config) is None)

@@ -1,18 +1,15 @@
 """Which configuration for which problem: an ordered list of reasons.
 
-No reason here rests on a measurement, since none of these GPUs has been measured; each follows from counting.
+None of these GPUs has been measured, so no reason rests on a measurement. Each is derived by counting, and says so.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockscale.config import Config, Reason, candidates, supports, tile_count, unsupported
-from blockscale.problem import Problem, Target
-
-# Columns' worth of time that a tile costs beside its arithmetic: the pipeline's filling and the epilogue's last store.
-# Only a tie-breaker among tile widths; a guess until there is silicon to measure on.
-TILE_OVERHEAD = 32
+from blockscale.config import CHOICES, Config, candidates, geometry, supports, tile_count
+from blockscale.kernels.parts.geometry import TILE_K
+from blockscale.problem import OUT_BYTES, TARGETS, Problem, Target
 
 
 class Unsupported(ValueError):
@@ -33,45 +30,61 @@ def choose(problem: Problem, target: Target) -> Choice:
     Raises:
         Unsupported: there is none.
     """
-    asked = problem
-    reasons: list[str] = []
+    asked, reasons = problem, []
     if problem.invariant:
-        asked = replace(problem, m=1)
-        reasons.append("invariant: chosen as for m = 1, so that a row's result does not depend on how many there are")
+        asked = replace(problem, m=1, batch=1, batch_a=1, batch_b=1)
+        target = next((whole for whole in TARGETS if whole.arch == target.arch), target)
+        reasons.append(
+            "invariant: chosen as for one row on a whole GPU, so that a row's result depends on nothing else"
+        )
     found = list(candidates(asked, target))
     if not found:
-        raise Unsupported(str(unsupported(problem, target) or Reason("n", f"{problem.n}: no tile serves it")))
-    found = _least_time(found, asked, target, reasons)
-    double = [c for c in found if c.accumulators == 2]
-    if tile_count(asked, found[0]) > target.sms and double:
-        found = double
-        reasons.append("a CTA does several tiles: two accumulators, so that storing one tile overlaps the next")
-    else:
-        found = [c for c in found if c.accumulators == 1] or found
-        reasons.append("one accumulator: " + ("two do not fit" if not double else "a CTA does one tile at most"))
-    (config, *_) = found
+        raise Unsupported(str(supports(asked, target, CHOICES[-1])))
+    config = min(found, key=lambda c: (_bytes(c, asked, target), -c.tile[1], c.accumulators))
+    reasons += [_why_tile(config, found, asked, target), _why_accumulators(config, found, asked, target)]
     config, why = _raster(config, asked, target)
-    reasons.append(why)
-    return Choice(config, tuple(reasons))
+    return Choice(config, (*reasons, why))
 
 
-def _least_time(found: list[Config], problem: Problem, target: Target, reasons: list[str]) -> list[Config]:
-    """Those of the tile width with the least time: waves of CTAs x time of a tile; of equals the widest."""
+def _waves(config: Config, problem: Problem, target: Target) -> int:
+    """Tiles that the busiest CTA computes, one after the other."""
+    return -(-tile_count(problem, config) // target.sms)
 
-    def waves(config: Config) -> int:
-        return -(-tile_count(problem, config) // target.sms)
 
-    def time(config: Config) -> tuple[int, int]:
-        return waves(config) * (config.tile[1] + TILE_OVERHEAD), -config.tile[1]
+def _bytes(config: Config, problem: Problem, target: Target) -> int:
+    """What stands for the time of the busiest CTA: the bytes that it loads, and those whose storing nothing overlaps.
 
-    best = min(found, key=time)
-    tiles = tile_count(problem, best)
-    reasons.append(
-        f"tiles of {best.tile[0]}x{best.tile[1]}: {tiles} for {target.sms} multiprocessors are {waves(best)} "
-        f"wave{'s' * (waves(best) != 1)}, the least of waves x (columns + {TILE_OVERHEAD}) among "
-        f"{', '.join(str(width) for width in sorted({c.tile[1] for c in found}))} columns"
+    This takes multiplying to hide behind loading, and a byte to cost the same in either direction. With one accumulator
+    the next tile waits until a tile is stored, with two only the storing of the last tile is left alone.
+    """
+    waves = _waves(config, problem, target)
+    loaded = waves * -(-problem.k // TILE_K) * geometry(config, target).stage_bytes
+    stored = config.tile[0] * config.tile[1] * OUT_BYTES[problem.out_dtype]
+    return loaded + stored * (1 if config.accumulators == 2 else waves)
+
+
+def _name(config: Config) -> str:
+    return f"{config.tile[0]}x{config.tile[1]}" + (" x 2" if config.accumulators == 2 else "")
+
+
+def _why_tile(config: Config, found: list[Config], problem: Problem, target: Target) -> str:
+    tiles, waves = tile_count(problem, config), _waves(config, problem, target)
+    counted = ", ".join(f"{_name(c)} {_bytes(c, problem, target):,}" for c in found)
+    return (
+        f"tiles of {_name(config)}: {tiles} for {target.sms} multiprocessors are {waves} wave{'s' * (waves != 1)}; "
+        f"the fewest bytes that a CTA loads, or stores with nothing beside it ({counted}; derived, not measured)"
     )
-    return [c for c in found if c.tile[1] == best.tile[1]]
+
+
+def _why_accumulators(config: Config, found: list[Config], problem: Problem, target: Target) -> str:
+    waves = _waves(config, problem, target)
+    if config.accumulators == 2:
+        return f"two accumulators: a CTA does {waves} tiles, and storing one overlaps the next (derived)"
+    if waves == 1:
+        return "one accumulator: a CTA does one tile at most, so that there is nothing to overlap (derived)"
+    fits = replace(config, accumulators=2) in found
+    why = "two save nothing" if fits else f"two of {config.tile[1]} columns do not fit, and narrower tiles load more"
+    return f"one accumulator: a CTA does {waves} tiles, yet overlap is given up: {why} (derived)"
 
 
 def _raster(config: Config, problem: Problem, target: Target) -> tuple[Config, str]:
@@ -87,7 +100,7 @@ def _raster(config: Config, problem: Problem, target: Target) -> tuple[Config, s
 
     raster = min("mn", key=rows)
     touched = f"{rows('m')} rows of operands along m, {rows('n')} along n"
-    why = f"raster along {raster}: {in_flight} tiles in flight touch {touched}"
+    why = f"raster along {raster}: {in_flight} tiles in flight touch {touched} (derived)"
     return replace(config, raster=raster), why
 
 

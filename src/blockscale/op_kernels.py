@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import api, ops, threads, traced
+from blockscale import api, calls, ops, threads
 from blockscale.formats import layouts
 from blockscale.quantize import quantize
 from blockscale.tensor import NVFP4Tensor
@@ -92,7 +92,7 @@ def _epilogue(call: SimpleNamespace) -> dict[str, Any]:
         "activation": call.activation,
         "out_dtype": call.out_dtype,
         "backend": call.backend,
-        "config": traced.decode(call.config),
+        "config": calls.decode(call.config),
     }
 
 

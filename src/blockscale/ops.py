@@ -2,9 +2,9 @@
 their results, for tracing, and their gradients.
 
 An operator takes plain tensors and tags: a graph holds no objects. Scales come as bytes (uint8), since much of torch
-does not know float8. Its kernels are in `op_kernels.py`. The public
-functions come here when something in torch has to see the call (`traced`, `needs_gradient`) and otherwise call the same
-code directly, since torch's dispatcher costs more than the call of a small product.
+does not know float8. Its kernels are in `op_kernels.py`. The public functions come here when something in torch has to
+see the call (`must_trace`, `needs_gradient`) and otherwise call the same code directly, since torch's dispatcher costs
+more than the call of a small product.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def epilogue(alpha: Any, bias: Tensor | None, activation: str | None) -> Epilogu
     return Epilogue(None, 1.0 if alpha is None else alpha, bias, activation)
 
 
-def traced(*values: Any) -> bool:
+def must_trace(*values: Any) -> bool:
     """Whether a call must become a node of somebody's graph: under torch.compile, torch.export or a dispatch mode, or
     with a tensor that is not just a tensor (fake, functional, distributed). Never inside of an operator."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,9 +72,7 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
         Unsupported: `supports` says why. CompilerMissing, CompileError: it has to be compiled and cannot be.
     """
     target = launcher.target
-    if config is None:
-        config = heuristics.choose(problem, target).config
-    heuristics.check(problem, target, config)
+    config = configure(problem, target, config)
     function = launcher.load(artefact(problem, target, config, store.default_store()))
     ctas = min(tile_count(problem, config), config.ctas or target.sms)
     padded_k = 16 * blocks(problem.k)
@@ -82,23 +81,59 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
     return Plan(launcher, function, config, _sizes(problem, ld_out), scalars)
 
 
+def configure(problem: Problem, target: Target, config: Config | None) -> Config:
+    """`config`, if it is supported, or the heuristics' choice.
+
+    Raises:
+        Unsupported: `supports` says why.
+    """
+    if config is None:
+        return heuristics.choose(problem, target).config
+    heuristics.check(problem, target, config)
+    return config
+
+
 def artefact(problem: Problem, target: Target, config: Config, kept: store.Store) -> store.Artefact:
     """The compiled kernel, from the store or else from the compiler; `supports` has passed.
 
+    Where the store cannot be written, the kernel is kept for this process, with a RuntimeWarning.
+
     Raises:
-        CompilerMissing, CompileError, OSError: the store cannot be written.
+        CompilerMissing, CompileError.
     """
-    made_from = store.origin(target, config, problem)
-    key = store.key(made_from)
-    found = kept.get(key)
+    origin = store.origin(target, config, problem)
+    key = store.key_of(origin)
+    found = _look(key, kept)
     if found is not None:
         return found
     from blockscale.compile import check_compiler, compile_kernel
 
     check_compiler()
     with kept.lock(key):
-        found = kept.get(key)  # another process may have been faster
-        return found or kept.put(key, made_from, compile_kernel(target, config, problem))
+        found = _look(key, kept)  # another process may have been faster
+        return found or _keep(origin, compile_kernel(target, config, problem), kept)
+
+
+def _look(key: str, kept: store.Store) -> store.Artefact | None:
+    """The artefact, linked if it was compiled where there was no C compiler and here is one."""
+    found = kept.get(key) or store.private_store().get(key)
+    if found is None or "library" in found.parts:
+        return found
+    from blockscale.compile import link
+
+    library = link(found.parts["object"])
+    if library is None:
+        return found
+    return _keep(found.origin, {part: path.read_bytes() for part, path in found.parts.items()} | library, kept)
+
+
+def _keep(origin: Mapping[str, Any], parts: Mapping[str, bytes], kept: store.Store) -> store.Artefact:
+    try:
+        return kept.put(origin, parts)
+    except OSError as error:
+        text = f"{kept.root} cannot be written ({error}): a compiled kernel is kept for this process alone"
+        warnings.warn(f"{text}; BLOCKSCALE_CACHE names another directory", RuntimeWarning, stacklevel=2)
+        return store.private_store().put(origin, parts)
 
 
 def _sizes(problem: Problem, ld_out: int) -> tuple[int, ...]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-OUT_DTYPES = ("fp16", "bf16", "fp32")
+OUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}  # of an element
+OUT_DTYPES = tuple(OUT_BYTES)
+OPERANDS_A = ("nvfp4", "fp16", "bf16", "fp32")
+OPERANDS_B = ("nvfp4",)
+ACTIVATIONS = (None, "relu", "gelu", "silu")
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,8 @@ TARGETS = (Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448),)
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
 WITHOUT_KERNELS = {
-    "sm_90a": "Hopper (H100, H200)",
-    "sm_103a": "B300",
+    **dict.fromkeys(("sm_90a", "h100", "h200"), "Hopper (H100, H200)"),
+    **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",
     "sm_120a": "RTX 50",
@@ -58,7 +64,8 @@ def target_named(name: str, argument: str = "gpu") -> Target:
             f"{argument}: {name!r} is {WITHOUT_KERNELS[name.lower()]}, for which this version has no kernels; "
             f"expected {allowed}"
         )
-    raise ValueError(f"{argument}: {name!r}, expected {allowed}; the suffix of an architecture is part of its name")
+    hint = "; the suffix of an architecture is part of its name" if re.fullmatch(r"sm_\d+", name.lower()) else ""
+    raise ValueError(f"{argument}: {name!r}, expected {allowed}{hint}")
 
 
 def target_of_capability(capability: tuple[int, int]) -> Target | None:
@@ -101,5 +108,12 @@ class Problem:
                 raise ValueError(f"{name}: {size}, expected at least 1")
         if self.batch_a not in (1, self.batch) or self.batch_b not in (1, self.batch):
             raise ValueError(f"batch_a, batch_b: {self.batch_a}, {self.batch_b}, expected 1 or {self.batch}")
-        if self.out_dtype not in OUT_DTYPES:
-            raise ValueError(f"out_dtype: {self.out_dtype!r}, expected one of {', '.join(map(repr, OUT_DTYPES))}")
+        _check_one_of("a", self.a, OPERANDS_A)
+        _check_one_of("b", self.b, OPERANDS_B)
+        _check_one_of("out_dtype", self.out_dtype, OUT_DTYPES)
+        _check_one_of("activation", self.activation, ACTIVATIONS)
+
+
+def _check_one_of(name: str, value: str | None, allowed: Iterable[str | None]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(repr, allowed))}")

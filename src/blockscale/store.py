@@ -1,17 +1,19 @@
 """The store of compiled kernels: immutable, content-addressed, safe for any number of processes.
 
     <root>/parts/<sha256 of the bytes>.<kind>   the parts of artefacts
-    <root>/kernels/<key>.json                   one artefact: what it was made from, and the file of each part
+    <root>/kernels/<key>.json                   one artefact: its origin, the file of each part, a digest of both
     <root>/locks/<key>                          held by the process that compiles it
 
 A key is a digest of every input that decides the code, so an entry is never out of date. Files appear under their name
-by one rename, whole. `get` checks every byte against its name: what was truncated or changed is a miss, and the next
-`put` mends it. A lock is only a courtesy (one process compiles, the others wait): the system drops that of a process
-that dies, and where the file system has none everybody compiles and the last rename wins, with equal right.
+by one rename, whole. `get` checks every byte against its name and the entry against its key: what was truncated,
+changed or put in another's place is a miss, and the next `put` mends it. A lock is only a courtesy (one process
+compiles, the others wait): the system drops that of a process that dies, and where the file system has none everybody
+compiles and the last rename wins, with equal right.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -19,6 +21,9 @@ import json
 import os
 import platform
 import secrets
+import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +37,10 @@ COMPILER = "4.8.1"  # of nvidia-cutlass-dsl: the one version that kernels are co
 FUNCTION = "blockscale_gemm"  # what every artefact exports
 FORMAT = 1
 SUFFIXES = {"object": ".o", "library": ".so", "ptx": ".ptx", "cubin": ".cubin"}
+REQUIRED = {"object", "ptx", "cubin"}
+
+# CuTe DSL keeps its state for the process, and the emulator changes it: who compiles or emulates holds this.
+toolchain = threading.RLock()
 _ABANDONED_SECONDS = 24 * 3600  # age of a temporary file whose process must have died
 
 
@@ -41,7 +50,7 @@ class Artefact:
 
     Attributes:
         key: its name in the store.
-        origin: what it was made from, as `origin` gives it, and what the compiler said about it.
+        origin: what it was made from, as the function `origin` gives it.
         parts: the files: "object" (the host code, ELF), "ptx", "cubin", and "library" (the host code linked, for a
             machine without the compiler; missing where there was no linker).
     """
@@ -68,10 +77,9 @@ def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
     }
 
 
-def key(made_from: Mapping[str, Any]) -> str:
+def key_of(origin: Mapping[str, Any]) -> str:
     """The name of the kernel that has this origin."""
-    text = json.dumps(made_from, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return _digest(_canonical(origin))[:32]
 
 
 @functools.cache
@@ -95,26 +103,41 @@ class Store:
         """The artefact, if it is here and every byte is as it was put; otherwise None."""
         try:
             entry = json.loads((self.root / "kernels" / f"{key}.json").read_bytes())
-            names: dict[str, str] = entry["parts"]
+            origin, names = entry["origin"], entry["parts"]
             parts = {part: self.root / "parts" / name for part, name in names.items()}
-            if any(_digest(path.read_bytes()) != path.stem for path in parts.values()):
-                return None
-            return Artefact(key, entry["origin"], parts)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            right = (
+                key == key_of(origin)
+                and entry["digest"] == _digest_of(origin, names)
+                and parts.keys() >= REQUIRED
+                and all(path.suffix == SUFFIXES[part] for part, path in parts.items())
+                and all(_digest(path.read_bytes()) == path.stem for path in parts.values())
+            )
+            return Artefact(key, origin, parts) if right else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def put(self, key: str, made_from: Mapping[str, Any], parts: Mapping[str, bytes]) -> Artefact:
-        """Keep an artefact; one that is there already is replaced.
+    def put(self, origin: Mapping[str, Any], parts: Mapping[str, bytes]) -> Artefact:
+        """Keep an artefact under the key of its origin; one that is there already is replaced.
 
         Raises:
             OSError: the directory cannot be written.
         """
+        key = key_of(origin)
         names = {part: _digest(data) + SUFFIXES[part] for part, data in parts.items()}
         for part, data in parts.items():
             self._publish(self.root / "parts" / names[part], data)
-        entry = json.dumps({"origin": made_from, "parts": names}, indent=1, sort_keys=True)
-        self._publish(self.root / "kernels" / f"{key}.json", entry.encode())
-        return Artefact(key, made_from, {part: self.root / "parts" / name for part, name in names.items()})
+        entry = {"origin": origin, "parts": names, "digest": _digest_of(origin, names)}
+        self._publish(self.root / "kernels" / f"{key}.json", json.dumps(entry, indent=1, sort_keys=True).encode())
+        return Artefact(key, origin, {part: self.root / "parts" / name for part, name in names.items()})
+
+    def check_writable(self) -> None:
+        """Raises OSError, naming the directory and BLOCKSCALE_CACHE, unless something can be put here."""
+        try:
+            self._publish(self.root / "parts" / "writable", b"")
+            (self.root / "parts" / "writable").unlink(missing_ok=True)
+        except OSError as error:
+            hint = "name another with --store or BLOCKSCALE_CACHE"
+            raise OSError(f"the store {self.root} cannot be written ({error}); {hint}") from error
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
@@ -147,8 +170,29 @@ class Store:
 def default_store() -> Store:
     """The user's store: BLOCKSCALE_CACHE, or blockscale/ in XDG_CACHE_HOME or ~/.cache."""
     if named := os.environ.get("BLOCKSCALE_CACHE"):
-        return Store(named)
-    return Store(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockscale")
+        return Store(Path(named).expanduser())
+    cache = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("HOME") and Path.home() / ".cache")
+    return Store(Path(cache) / "blockscale") if cache else private_store()
+
+
+def private_store() -> Store:
+    """This process's own, gone with it: for kernels that no other place can keep."""
+    return _store_of(os.getpid())
+
+
+@functools.cache
+def _store_of(process: int) -> Store:
+    directory = Path(tempfile.gettempdir()) / f"blockscale-{process}-{secrets.token_hex(8)}"
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Store(directory)
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digest_of(origin: Any, names: Any) -> str:
+    return _digest(_canonical([origin, names]))
 
 
 def _digest(data: bytes) -> str:

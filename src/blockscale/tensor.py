@@ -155,7 +155,7 @@ class NVFP4Tensor:
         """The values, (..., M, K): fl32(code x fl32(scale x global_scale)), then rounded to `dtype`."""
         if dtype not in FLOAT_DTYPES:
             raise TypeError(f"dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
-        if ops.traced(self.codes):
+        if ops.must_trace(self.codes):
             made: Tensor = torch.ops.blockscale.dequantize(*self.operand(), self.shape[-1], dtype)
             return made
         *_, k = self.shape

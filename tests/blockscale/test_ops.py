@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import blockscale as bs
-from blockscale import ops, traced
+from blockscale import calls, ops
 
 M, N, K = 5, 40, 80
 SIZES = torch.tensor([2, 0, 3], dtype=torch.int32)
@@ -80,7 +80,7 @@ def test_opcheck_through_the_compilers_middle_end():
 
 def test_eager_calls_go_past_the_dispatcher_and_add_little():
     x = torch.randn(M, K)
-    cost = min(timeit.repeat(lambda: ops.traced(x, x, None, None, None) or ops.needs_gradient(x, None), number=2000))
+    cost = min(timeit.repeat(lambda: ops.must_trace(x, x, None, None, None) or ops.needs_gradient(x, None), number=2000))
     assert cost / 2000 < 5e-6, f"{cost / 2000 * 1e6:.2f} us"
 
 
@@ -129,8 +129,8 @@ def test_compiled_with_gradients_and_out():
 
 def test_no_rows_and_configurations_go_through_operators():
     w, config = bs.quantize(torch.randn(N, K)), bs.Config(tile=(128, 64), stages=3, raster="n")
-    assert traced.decode(traced.encode(config)) == config
-    assert traced.decode(traced.encode(None)) is None
+    assert calls.decode(calls.encode(config)) == config
+    assert calls.decode(calls.encode(None)) is None
     empty = torch.randn(0, K, requires_grad=True)
     y = bs.gemm(empty, w, out_dtype=torch.float32)
     assert y.shape == (0, N)

@@ -1,4 +1,4 @@
-"""Modules, operators and parallel layers on NVIDIA GPUs, by the matmul backend; NCCL where there are two."""
+"""Modules, operators and parallel layers on NVIDIA GPUs, by the sm90 backend; NCCL where there are two."""
 
 import copy
 import os
@@ -19,7 +19,7 @@ N, K = 384, 592  # 37 blocks a row
 
 
 def _layer(dtype=torch.bfloat16):
-    return bs.nn.Linear.from_linear(nn.Linear(K, N, dtype=dtype), backend="matmul")
+    return bs.nn.Linear.from_linear(nn.Linear(K, N, dtype=dtype), backend="sm90")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -55,7 +55,7 @@ def test_captured_in_a_graph_and_replayed_with_new_data(kind):
     x, out = (torch.randn(9, size, dtype=torch.bfloat16, device="cuda") for size in (K, N))
 
     def run(layer, into=None):
-        how = {"bias": layer.bias.detach(), "activation": "silu", "out": into, "backend": "matmul"}
+        how = {"bias": layer.bias.detach(), "activation": "silu", "out": into, "backend": "sm90"}
         return bs.gemm(x, layer.weight, alpha=alpha, **how)
 
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_captured_in_a_graph_and_replayed_with_new_data(kind):
 
 
 def test_compiled_and_differentiated():
-    model = nn.Sequential(_layer(), nn.GELU(), bs.nn.Linear.from_linear(nn.Linear(N, 64).bfloat16(), backend="matmul"))
+    model = nn.Sequential(_layer(), nn.GELU(), bs.nn.Linear.from_linear(nn.Linear(N, 64).bfloat16(), backend="sm90"))
     model.cuda()
     x = torch.randn(5, K, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     with torch.no_grad():

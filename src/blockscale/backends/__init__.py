@@ -6,44 +6,67 @@ from types import ModuleType
 
 import torch
 
-from blockscale.backends import cpu, matmul, sm100
+from blockscale.backends import cpu, sm90, sm100
 from blockscale.config import Config
-from blockscale.launch import emulated
+from blockscale.launch import cuda, emulated
 from blockscale.problem import TARGETS, Target, target_of_capability
 
-_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm100": sm100, "matmul": matmul}
-_TITLES = {"cpu": "CPU", "matmul": "matmul"}
-NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120", "matmul")
+_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100}
+_TITLES = {"cpu": "CPU", "sm90": "sm90"}
+NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
 
 
 def available_backends() -> dict[str, str | None]:
     """Every backend by name: None if it can run here, otherwise the reason why it cannot."""
-    return {name: _BUILT[name].why_not() if name in _BUILT else f"this version has no {name} kernels" for name in NAMES}
+    return {name: _why_not(name) for name in NAMES}
+
+
+def _why_not(name: str) -> str | None:
+    if name not in _BUILT:
+        return f"this version has no {name} kernels"
+    reason: str | None = _BUILT[name].why_not()
+    return reason
 
 
 def pick(name: str | None, device: torch.device, config: Config | None = None) -> ModuleType:
     """The backend called `name`, or the one for operands on `device`; ValueError with the reason if none can run."""
     if name is None:
-        target = target_here(device)
+        target = _kind(device)
         name = "cpu" if target is None else target.backend
     if name not in NAMES:
         raise ValueError(f"backend: {name!r}, expected None or one of {', '.join(map(repr, NAMES))}")
-    reason = available_backends()[name]
+    reason = _why_not(name)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run here: {reason}")
     if name == "cpu" and device.type != "cpu":
         raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
-    if name in ("cpu", "matmul") and config is not None:
+    if name in ("cpu") and config is not None:
         raise ValueError(f"config: {config}, expected None: the {_TITLES[name]} backend has no configurations")
     return _BUILT[name]
 
 
+def _by_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability == sm90.CAPABILITY and target_of_capability(capability) is None:
+            return "sm90"
+    target = target_here(device)
+    return "cpu" if target is None else target.backend
+
+
 def target_here(device: torch.device) -> Target | None:
-    """The GPU whose kernels serve operands on `device`: its own, or the active emulator's; None is the CPU backend.
+    """The GPU that multiplies operands on `device`, with its own number of multiprocessors: the device itself, or the
+    active emulator; None is the CPU backend.
 
     Raises:
         ValueError: there are no kernels for that device.
     """
+    kind = _kind(device)
+    return cuda.as_it_is(kind, device) if kind is not None and device.type == "cuda" else kind
+
+
+def _kind(device: torch.device) -> Target | None:
+    """The same without asking the device for more than its compute capability."""
     if device.type == "cpu":
         active = emulated.active()
         return None if active is None else active.target

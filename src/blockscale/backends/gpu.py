@@ -76,10 +76,11 @@ def gemm(
         Unsupported: `supports` says why. ValueError: operands that are not aligned, or lie on no GPU.
         CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
     """
-    if out.numel() == 0:
-        return None
     device = launcher(target, out.device)
     problem, at_once = _problem(a, b, out, bias is not None, activation, invariant)
+    if out.numel() == 0:
+        plan.configure(problem, device.target, config)
+        return None
     ld_out = _rows_apart(out)
     made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
     assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
@@ -104,11 +105,11 @@ def _problem(
     a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, bias: bool, activation: str | None, invariant: bool
 ) -> tuple[Problem, bool]:
     """The problem of one launch, and whether that does the whole batch: one in which both operands broadcast goes
-    matrix by matrix."""
-    batch, batch_a, batch_b = (math.prod(x.shape[:-2]) for x in (out, a, b))
+    matrix by matrix. Sizes of 0 count as 1, for what else there is to check."""
+    batch, batch_a, batch_b = (max(1, math.prod(x.shape[:-2])) for x in (out, a, b))
     at_once = batch_a in (1, batch) and batch_b in (1, batch)
     batches = (batch, batch_a, batch_b) if at_once else (1, 1, 1)
-    m, n = out.shape[-2:]
+    m, n = (max(1, size) for size in out.shape[-2:])
     kind = "nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype]
     out_dtype = DTYPE_NAMES[out.dtype]
     problem = Problem(m, n, a.shape[-1], *batches, kind, "nvfp4", out_dtype, bias, activation, invariant)
@@ -147,10 +148,10 @@ class Call:
         tensor = plan.launcher.one
         if isinstance(alpha, Tensor):
             tensor = alpha
-        elif alpha is not None:
-            factor = float(alpha)
-            if not math.isfinite(factor):
+            if alpha.is_cpu:
                 arguments.check_alpha(alpha, out.device)
+        elif alpha is not None:
+            factor = float(arguments.check_alpha(alpha, out.device))
         given: tuple[Tensor, ...] = (a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor)
         pointers = [t.data_ptr() for t in given]
         start, stop = pointers[4], pointers[4] + plan.sizes[4]
@@ -180,8 +181,10 @@ def _aligned(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _check_dense(name: str, x: NVFP4Tensor) -> None:
-    """Raises ValueError if parts that were put together by hand have gaps."""
+    """Raises TypeError or ValueError if parts that were put together by hand are no plain tensors or have gaps."""
     for part, tensor in (("codes", x.codes), ("scales", x.scales)):
+        if type(tensor) is not Tensor:
+            raise TypeError(f"{name}.{part}: {type(tensor).__name__}, expected a torch.Tensor with memory of its own")
         if not tensor.is_contiguous():
             raise ValueError(
                 f"{name}.{part}: strides {tensor.stride()}, expected a contiguous tensor, as from_parts makes"
@@ -219,11 +222,11 @@ def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any,
         return None
     result = None
     if out is not None:
-        if type(out) is not Tensor or out.requires_grad:
+        if type(out) is not Tensor or out.requires_grad or out.layout is not torch.strided:
             return None
         result = out.shape, out.stride(), out.dtype, out.device, out.is_inference()
     if isinstance(alpha, Tensor):
-        if alpha.requires_grad:
+        if alpha.requires_grad or alpha.layout is not torch.strided:
             return None
         factor: Any = alpha.dtype, alpha.shape, alpha.device
     else:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,14 +12,15 @@ from rich.text import Text
 from blockscale import heuristics, plan
 from blockscale.cli.terminal import AsJson, output, plain_table, print_json, progress, refusals
 from blockscale.problem import Problem, Target, target_named
-from blockscale.store import Store, default_store, key, origin
+from blockscale.store import Store, default_store, key_of, origin
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One artefact, and the first of the shapes that take it; `seconds` to compile it, 0 if the store had it."""
+    """One artefact, and the shapes that take it; `seconds` to compile it, 0 if the store had it; `linked`: whether it
+    runs where the compiler is not installed."""
 
     key: str
     config: str
@@ -27,23 +28,30 @@ class Kernel:
     shapes: list[tuple[int, int, int]]
     bytes: int
     seconds: float
+    linked: bool
 
 
 def compile_shapes(
     gpu: Annotated[str, typer.Option(help="The GPU to compile for, such as b200.")],
     shapes: Annotated[Path, typer.Option(help="A file with M N K on every line; # begins a comment.")],
+    sms: Annotated[int | None, typer.Option(help="Multiprocessors of the GPU, if only a part of it is used.")] = None,
     out_dtype: Annotated[Dtype, typer.Option(help="Dtype of the results.")] = "bf16",
     store: Annotated[Path | None, typer.Option(help="The directory to fill; the user's store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the kernels that products of these shapes take. No GPU is needed.
+    """Compile the kernels that products of these shapes take, invariant ones included. No GPU is needed.
 
     Sent to a machine with the GPU, the store serves it without the compiler: name it there in BLOCKSCALE_CACHE.
     """
     kept = default_store() if store is None else Store(store)
     with refusals(as_json):
         target = target_named(gpu)
-        problems = [Problem(*shape, out_dtype=out_dtype) for shape in read(shapes)]
+        if sms is not None:
+            if not 1 <= sms <= target.sms:
+                raise ValueError(f"--sms: {sms}, expected 1 to {target.sms}")
+            target = replace(target, sms=sms)
+        problems = read(shapes, out_dtype)
+        kept.check_writable()
         kernels = compile_all(problems, target, kept)
     if as_json:
         print_json({"gpu": target.name, "store": str(kept.root), "kernels": [asdict(kernel) for kernel in kernels]})
@@ -51,10 +59,18 @@ def compile_shapes(
         show(kernels, target, kept)
 
 
-def read(path: Path) -> list[tuple[int, int, int]]:
-    """The shapes of a file, each once, in order."""
-    found: dict[tuple[int, int, int], None] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+def read(path: Path, out_dtype: str) -> list[Problem]:
+    """The problems of a file, each once, in order.
+
+    Raises:
+        ValueError: naming file and line.
+    """
+    found: dict[Problem, None] = {}
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text file in UTF-8: {error}") from None
+    for number, line in enumerate(lines, 1):
         text = line.split("#")[0].strip()
         if not text:
             continue
@@ -62,7 +78,10 @@ def read(path: Path) -> list[tuple[int, int, int]]:
         if len(sizes) != 3 or not all(re.fullmatch(r"[0-9]{1,10}", size) for size in sizes):
             raise ValueError(f"{path}, line {number}: {line.strip()!r}, expected three integers M N K")
         m, n, k = map(int, sizes)
-        found[m, n, k] = None
+        try:
+            found[Problem(m, n, k, out_dtype=out_dtype)] = None
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
     if not found:
         raise ValueError(f"{path}: no shapes in it, expected lines of M N K")
     return list(found)
@@ -71,20 +90,21 @@ def read(path: Path) -> list[tuple[int, int, int]]:
 def compile_all(problems: list[Problem], target: Target, kept: Store) -> list[Kernel]:
     """The artefacts that the heuristics' choices for `problems` need, each once."""
     wanted: dict[str, list[Problem]] = {}
-    for problem in problems:
-        code = str(heuristics.choose(problem, target).config.code())
-        wanted.setdefault(code, []).append(problem)
+    for asked in [variant for problem in problems for variant in (problem, replace(problem, invariant=True))]:
+        code = str(heuristics.choose(asked, target).config.code())
+        wanted.setdefault(code, []).append(asked)
     kernels = []
     with progress(f"compiling for {target.arch}", len(wanted)) as advance:
         for group in wanted.values():
             config = heuristics.choose(group[0], target).config
-            was_there = kept.get(key(origin(target, config, group[0]))) is not None
+            was_there = kept.get(key_of(origin(target, config, group[0]))) is not None
             start = time.perf_counter()
             artefact = plan.artefact(group[0], target, config, kept)
             seconds = 0.0 if was_there else time.perf_counter() - start
             size = sum(path.stat().st_size for path in artefact.parts.values())
-            shapes = [(problem.m, problem.n, problem.k) for problem in group]
-            kernels.append(Kernel(artefact.key, str(config), group[0].out_dtype, shapes, size, round(seconds, 2)))
+            shapes = list(dict.fromkeys((problem.m, problem.n, problem.k) for problem in group))
+            linked, dtype = "library" in artefact.parts, group[0].out_dtype
+            kernels.append(Kernel(artefact.key, str(config), dtype, shapes, size, round(seconds, 2), linked))
             advance()
     return kernels
 
@@ -100,3 +120,7 @@ def show(kernels: list[Kernel], target: Target, kept: Store) -> None:
         sizes = (str(len(kernel.shapes)), f"{kernel.bytes / 1024:.0f}")
         table.add_row(kernel.key[:12], Text(kernel.config), kernel.out_dtype, *sizes, seconds)
     output().print(table)
+    if not all(kernel.linked for kernel in kernels):
+        typer.echo(
+            "blockscale: there is no C compiler to link them; machines without CuTe DSL cannot run them", err=True
+        )

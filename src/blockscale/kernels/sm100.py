@@ -1,4 +1,8 @@
-"""NVFP4 GEMM for sm_100a: out = alpha x (a x scales of a) @ (b x scales of b)^T, a CTA computing tiles of 128 x N.
+"""NVFP4 GEMM for sm_100a: out = alpha x unit_a x unit_b x (a x scales of a) @ (b x scales of b)^T.
+
+unit_a and unit_b are the operands' global scales. A CTA computes tiles of 128 x N, one after the other. Words such as
+slot, phase and commit are explained in parts/ring.py, boxes in parts/tma.py, scale atoms in parts/geometry.py; what
+the roles call is there, in parts/tensorcore.py and in parts/epilogue.py, best read in this order.
 
 Roles. Every role walks the CTA's tiles in the same order, and for each of them its k tiles of 256:
 
@@ -33,12 +37,14 @@ Shared memory, from its first byte:
 Tensor memory, columns of 128 lanes x 32 bits:
 
     accumulators x N          sums: row r of the tile in lane r
-    stages x 16               scales of a: row r in lane r % 32, column r // 32; a byte a block of 16; 4 columns a step
-    stages x atoms x 16       scales of b, next to those of a of their stage: 4 columns an atom, step by step
+    stages x 16               scales of a: 4 columns a step; row r in column r // 32 of lanes r % 32 + 0, 32, 64 and 96
+                              (each group of 32 lanes has a copy), a byte for each of the step's 4 blocks of 16
+    stages x atoms x 16       scales of b, next to those of a of their stage: the same, 4 columns an atom, step by step
 
-A stage's scales have columns of their own, so that the barriers of its slot guard them too. Where a tile of b begins
-within an atom (every second one with N = 64), its scales are further columns of the same atoms. Scales of rows beyond
-m and n may be anything: they meet sums that are not stored.
+A stage's scales have columns of their own, so that the barriers of its slot guard them too. Unless N is 128 or 256,
+tiles of b may begin within an atom, at a multiple of 32 rows (with N = 64 every second one does): the tensor core is
+then given the column, of the same atoms, where their rows begin. Scales of rows beyond m and n may be anything: they
+meet sums that are not stored.
 """
 
 from dataclasses import dataclass
@@ -52,14 +58,14 @@ from cutlass.memory import SmemAllocator
 
 from blockscale.kernels.parts import tensorcore, tma
 from blockscale.kernels.parts.epilogue import Alpha, Output
-from blockscale.kernels.parts.geometry import ATOM_ROWS, STEPS, TILE_K, TILE_M, Geometry
+from blockscale.kernels.parts.geometry import ATOM_ROWS, SMEM_BYTES, STEPS, TILE_K, TILE_M, Geometry
 from blockscale.kernels.parts.ring import Ring
-from blockscale.kernels.parts.schedule import RASTERS, Tiles
+from blockscale.kernels.parts.schedule import Tiles
 from blockscale.kernels.parts.tensorcore import LANES, TensorCore
 from blockscale.kernels.parts.tma import CODE_BYTES, Operand
 
 WARP = 32
-EPILOGUE = (0, 1, 2, 3)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
+EPILOGUE = range(4)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
 MMA = 4
 LOAD = 5
 THREADS = WARP * (len(EPILOGUE) + 2)
@@ -84,34 +90,26 @@ class Context:
 
 
 class Sm100Gemm:
-    """The kernel of one configuration; calling it launches it, compiling it needs no GPU.
+    """The kernel of one configuration that `config.supports` passes; calling it launches it, compiling needs no GPU.
 
     Args:
         tile: (128, N), see `Geometry` for N.
-        stages: slots of operands in shared memory; None means as many as fit.
+        stages: slots of operands in shared memory; None means as many as fit shared and tensor memory.
         accumulators: tiles of sums in tensor memory; with 2 a tile is multiplied while the one before is stored.
         raster: "m" or "n": the dimension along which consecutive tiles lie.
         out_dtype: "fp16", "bf16" or "fp32".
-
-    Raises:
-        ValueError: a configuration that cannot be built.
+        smem: bytes of dynamic shared memory that a CTA may have.
     """
 
-    def __init__(self, tile, *, stages=None, accumulators=1, raster="m", out_dtype="bf16"):
-        if tile[0] != TILE_M:
-            raise ValueError(f"tile: {tile}, expected ({TILE_M}, N)")
-        if raster not in RASTERS:
-            raise ValueError(f"raster: {raster!r}, expected one of {RASTERS}")
-        if out_dtype not in DTYPES:
-            raise ValueError(f"out_dtype: {out_dtype!r}, expected one of {tuple(DTYPES)}")
-        self.geometry = Geometry(tile[1], stages, accumulators)
+    def __init__(self, tile, *, stages=None, accumulators=1, raster="m", out_dtype="bf16", smem=SMEM_BYTES):
+        self.geometry = Geometry(tile[1], stages, accumulators, smem)
         self.raster = raster
         self.out_dtype = DTYPES[out_dtype]
 
     def __repr__(self):
         """Also in the kernel's name."""
         g = self.geometry
-        return f"Sm100Gemm_{TILE_M}x{g.tile_n}_{g.ring}_{g.accumulators}_{self.raster}_{self.out_dtype.__name__}"
+        return f"Sm100Gemm_{TILE_M}x{g.tile_n}_{g.slots}_{g.accumulators}_{self.raster}_{self.out_dtype.__name__}"
 
     @cute.jit
     def __call__(
@@ -207,8 +205,8 @@ class Sm100Gemm:
             self.load(context)
         if warp == MMA:
             self.mma(context)
-        if warp < MMA:
-            self.epilogue(context)
+        if warp < EPILOGUE.stop:
+            self.epilogue(context, EPILOGUE)
         ab.check()
         acc.check()
 
@@ -217,15 +215,15 @@ class Sm100Gemm:
 
         @cute.struct
         class Smem:
-            ab_full: cute.struct.MemRange[Int64, g.ring]
-            ab_empty: cute.struct.MemRange[Int64, g.ring]
+            ab_full: cute.struct.MemRange[Int64, g.slots]
+            ab_empty: cute.struct.MemRange[Int64, g.slots]
             acc_full: cute.struct.MemRange[Int64, g.accumulators]
             acc_empty: cute.struct.MemRange[Int64, g.accumulators]
             tmem: Int32
-            a: cute.struct.Align[cute.struct.MemRange[Uint8, g.ring * g.a_bytes], 1024]
-            b: cute.struct.Align[cute.struct.MemRange[Uint8, g.ring * g.b_bytes], 1024]
-            sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.ring * g.sfa_bytes // 2], 1024]
-            sfb: cute.struct.Align[cute.struct.MemRange[Int16, g.ring * g.sfb_bytes // 2], 1024]
+            a: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.a_bytes], 1024]
+            b: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.b_bytes], 1024]
+            sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfa_bytes // 2], 1024]
+            sfb: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfb_bytes // 2], 1024]
 
         if Smem.size_in_bytes() != g.smem_bytes:
             raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {g.smem_bytes}")
@@ -235,19 +233,19 @@ class Sm100Gemm:
         g = self.geometry
         ab_full, ab_empty = smem.ab_full.data_ptr(), smem.ab_empty.data_ptr()
         acc_full, acc_empty = smem.acc_full.data_ptr(), smem.acc_empty.data_ptr()
-        ab = Ring("ab", ab_full, ab_empty, g.ring, fills=1, empties=1, copied=g.stage_bytes)
+        ab = Ring("ab", ab_full, ab_empty, g.slots, fills=1, empties=1, copied=g.stage_bytes)
         acc = Ring("acc", acc_full, acc_empty, g.accumulators, fills=1, empties=len(EPILOGUE))
         return ab, acc
 
     def operands(self, smem, maps):
         g = self.geometry
-        a, b = tma.code_layout(TILE_M, g.ring), tma.code_layout(g.tile_n, g.ring)
+        a, b = tma.code_layout(TILE_M, g.slots), tma.code_layout(g.tile_n, g.slots)
         boxes = tma.code_box(TILE_M), tma.code_box(g.tile_n), tma.scale_box(1), tma.scale_box(g.atoms_n)
         slots = (
             smem.a.get_tensor(a.outer, swizzle=a.inner),
             smem.b.get_tensor(b.outer, swizzle=b.inner),
-            smem.sfa.get_tensor(tma.scale_layout(1, g.ring)),
-            smem.sfb.get_tensor(tma.scale_layout(g.atoms_n, g.ring)),
+            smem.sfa.get_tensor(tma.scale_layout(1, g.slots)),
+            smem.sfb.get_tensor(tma.scale_layout(g.atoms_n, g.slots)),
         )
         return tuple(map(Operand, maps, boxes, slots))
 
@@ -277,13 +275,13 @@ class Sm100Gemm:
         while tiles.has(tile):
             row, column, matrix = tiles.at(tile)
             of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
-            for k in cutlass.range(k_tiles, unroll=1):
+            for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab.wait_empty(slot)
                 ab.expect_copies(slot)
-                a.fetch((row * TILE_M, k * CODE_BYTES, of_a), slot, ab)
-                b.fetch((column * tile_n, k * CODE_BYTES, of_b), slot, ab)
-                sfa.fetch((0, k * STEPS, row, of_a), slot, ab)
-                sfb.fetch((0, k * STEPS, column * tile_n // ATOM_ROWS, of_b), slot, ab)
+                a.fetch((row * TILE_M, k_tile * CODE_BYTES, of_a), slot, ab)
+                b.fetch((column * tile_n, k_tile * CODE_BYTES, of_b), slot, ab)
+                sfa.fetch((0, k_tile * STEPS, row, of_a), slot, ab)
+                sfb.fetch((0, k_tile * STEPS, column * tile_n // ATOM_ROWS, of_b), slot, ab)
                 slot = slot.next()
             tile = tiles.after(tile)
         ab.drain(slot)
@@ -291,18 +289,18 @@ class Sm100Gemm:
     @cute.jit
     def mma(self, c):
         """Multiplies slot after slot into an accumulator; frees tensor memory once the epilogue is done with it."""
-        ab, acc, tiles, k_tiles, tmem = c.ab, c.acc, c.tiles, c.k_tiles, c.tmem
-        core = TensorCore.of(self.geometry, c.smem, tmem)
+        ab, acc, tiles, k_tiles, smem, tmem = c.ab, c.acc, c.tiles, c.k_tiles, c.smem, c.tmem
+        core = TensorCore.of(self.geometry, smem, tmem)
         slot, sums = ab.consumer(), acc.producer()
         tile = tiles.first()
         while tiles.has(tile):
             _, column, _ = tiles.at(tile)
             acc.wait_empty(sums)
-            for k in cutlass.range(k_tiles, unroll=1):
+            for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab.wait_full(slot)
-                tensorcore.after_sync()  # after the copies, and after the epilogue's loads
+                tensorcore.after_sync()  # what read the scales that are overwritten, and the epilogue's loads
                 core.copy_scales(slot.index)
-                core.multiply(slot.index, sums.index, column, k > 0)
+                core.multiply(slot.index, sums.index, column, k_tile > 0)
                 ab.commit_empty(slot)
                 slot = slot.next()
             acc.commit_full(sums)
@@ -313,11 +311,12 @@ class Sm100Gemm:
         tensorcore.free(tmem, self.geometry.tmem_allocation)
 
     @cute.jit
-    def epilogue(self, c):
+    def epilogue(self, c, warps):
         """Brings accumulators to the output; a thread has a row of the tile, and takes a few columns at a time."""
-        acc, tiles, alpha, out, tmem, tile_n = c.acc, c.tiles, c.alpha, c.out, c.tmem, self.geometry.tile_n
+        warp, acc, tiles, alpha, out, tmem = c.warp, c.acc, c.tiles, c.alpha, c.out, c.tmem
+        tile_n = self.geometry.tile_n
         columns = next(count for count in (32, 16, 8) if tile_n % count == 0)
-        lanes = c.warp * LANES
+        lanes = warp * LANES
         x, power = alpha.load()
         aligned = out.aligned()
         sums = acc.consumer()
@@ -333,6 +332,6 @@ class Sm100Gemm:
                 column = tile_column * tile_n + part * columns
                 out.store(values * x * power, row, column, target + column, aligned)
             tensorcore.before_sync()
-            acc.arrive_empty(sums, len(EPILOGUE))
+            acc.arrive_empty(sums, warps)
             sums = sums.next()
             tile = tiles.after(tile)

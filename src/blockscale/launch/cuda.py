@@ -9,35 +9,44 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from blockscale.problem import Target
 from blockscale.store import FUNCTION, Artefact
 
-if TYPE_CHECKING:
-    from blockscale.plan import Plan
-
 Function = Callable[..., Any]
 _PERSISTING_L2_SIZE = 6  # cudaLimit
+_MOST_BYTES = 2**63 - 1  # that size_t passes on as they are
 
 
 class CudaLauncher:
-    """One GPU. `target` describes it, with its own number of multiprocessors."""
+    """One GPU. `target` describes it, with its own number of multiprocessors.
+
+    Raises:
+        ValueError: the device is no GPU of that kind.
+    """
 
     def __init__(self, target: Target, device: torch.device) -> None:
-        properties = torch.cuda.get_device_properties(device)
-        self.target = replace(target, sms=properties.multi_processor_count)
+        capability = torch.cuda.get_device_capability(device)
+        if capability != target.capability:
+            found, wanted = (".".join(map(str, x)) for x in (capability, target.capability))
+            raise ValueError(
+                f"backend: {target.backend!r} needs operands on a GPU of compute capability {wanted} ({target.arch}); "
+                f"{device} has {found}"
+            )
+        self.target = as_it_is(target, device)
         self.device = device
         self.index: int = device.index
         self.one = torch.ones((), dtype=torch.float32, device=device)
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, Any] = {}  # plan.py's
 
     def load(self, artefact: Artefact) -> Function:
         """The artefact's function. Loading it once serves every device: kernels are set up on all of them."""
@@ -53,9 +62,14 @@ class CudaLauncher:
                 function(*pointers, *scalars, stream)
 
 
+def as_it_is(target: Target, device: torch.device) -> Target:
+    """`target` with the number of multiprocessors that this GPU, or the part of one that it is, has."""
+    return replace(target, sms=torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @functools.cache
 def launcher(target: Target, device: torch.device) -> CudaLauncher:
-    """The launcher for a GPU, made once; `device` has an index."""
+    """The launcher for a GPU, made once; `device` has an index. Raises as `CudaLauncher`."""
     return CudaLauncher(target, device)
 
 
@@ -73,6 +87,8 @@ def why_not(target: Target) -> str | None:
         found = ", ".join(f"{major}.{minor}" for major, minor in capabilities) or "none"
         wanted = ".".join(map(str, target.capability))
         return f"it needs a GPU of compute capability {wanted}; found: {found}"
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return "apache-tvm-ffi is not installed; it calls the compiled kernels"
     return None
 
 
@@ -122,11 +138,12 @@ def open_cuda() -> ctypes.CDLL:
 def persisting_l2(mb: Any) -> Iterator[None]:
     """Inside, `mb` MiB of the current GPU's L2 cache are set aside for data that kernels ask to keep.
 
-    What `Config.persist_mb` of a configuration says is how much it was measured with. Without a GPU the value is
-    checked and nothing else happens. Source: CUDA programming guide, "L2 cache set-aside for persisting accesses".
+    What `Config.persist_mb` of a configuration says is how much it was measured with. The kernels of this version ask
+    to keep nothing, so it changes nothing for them. Without a GPU the value is checked and nothing else happens.
+    Source: CUDA programming guide, "L2 cache set-aside for persisting accesses".
 
     Raises:
-        TypeError, ValueError: `mb` is no finite number of at least 0. RuntimeError: CUDA refuses.
+        TypeError, ValueError: `mb` is no finite number of at least 0. RuntimeError: CUDA refuses; names the value.
     """
     if isinstance(mb, bool) or not isinstance(mb, Real):
         raise TypeError(f"mb: {type(mb).__name__}, expected a number of MiB")
@@ -137,18 +154,19 @@ def persisting_l2(mb: Any) -> Iterator[None]:
         yield
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    cudart = open_cuda()
-    before = ctypes.c_size_t()
-    _check(cudart, cudart.cudaDeviceGetLimit(ctypes.byref(before), _PERSISTING_L2_SIZE))
-    _check(cudart, cudart.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, ctypes.c_size_t(int(size * 2**20))))
+    cudart, device = open_cuda(), torch.cuda.current_device()
+    before, wanted = ctypes.c_size_t(), ctypes.c_size_t(min(int(size * 2**20), _MOST_BYTES))
+    _check(cudart, mb, cudart.cudaDeviceGetLimit(ctypes.byref(before), _PERSISTING_L2_SIZE))
+    _check(cudart, mb, cudart.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, wanted))
     try:
         yield
     finally:
-        _check(cudart, cudart.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, before))
+        with torch.cuda.device(device):  # the block may have made another one current
+            _check(cudart, before.value / 2**20, cudart.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, before))
 
 
-def _check(cudart: Any, status: int) -> None:
+def _check(cudart: Any, mb: Any, status: int) -> None:
     if status:
         cudart.cudaGetErrorString.restype = ctypes.c_char_p
         cudart.cudaGetLastError()  # or torch would report it later, elsewhere
-        raise RuntimeError(f"persisting_l2: CUDA error {status}: {cudart.cudaGetErrorString(status).decode()}")
+        raise RuntimeError(f"mb: {mb}: CUDA error {status}: {cudart.cudaGetErrorString(status).decode()}")

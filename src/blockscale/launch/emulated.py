@@ -1,23 +1,23 @@
 """Launches on the software GPU: the same artefact as on silicon, its host code and its PTX, run by `ptxemu`.
 
-The only file that imports it, and only once something is launched.
+The only file that imports it, and only once `emulated` is called. A kernel of the store needs no compiling, but its
+host code is loaded through CuTe DSL, so emulation always needs that.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from blockscale.problem import Target, target_named
-from blockscale.store import FUNCTION, Artefact
+from blockscale.store import FUNCTION, Artefact, toolchain
 
 if TYPE_CHECKING:
-    from blockscale.plan import Plan
     from ptxemu import Device, Report
     from ptxemu.host import Emulator
 
@@ -30,14 +30,14 @@ class EmulatedLauncher:
 
     Attributes:
         target: the GPU that it stands for, with its number of multiprocessors.
-        reports: a `ptxemu.Report` for each launch, in order: findings, counters, `trace(path)`.
+        reports: a `ptxemu.Report` for each launch, in order, failed ones too: findings, counters, `trace(path)`.
     """
 
     def __init__(self, target: Target, device: Device) -> None:
         self.target = replace(target, sms=device.sms)
         self.reports: list[Report] = []
         self.one = torch.ones((), dtype=torch.float32, device="cpu")
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, Any] = {}  # plan.py's
         self.known: dict[Any, Any] = {}  # calls whose arguments were validated, see backends/gpu.py
         self._device = device
 
@@ -69,22 +69,27 @@ class EmulatedLauncher:
         """Run `function(*pointers, *scalars, stream)` to its end; it may touch `sizes[i]` bytes at `pointers[i]`.
 
         Raises:
-            ptxemu.Error: what the kernel does wrong; a finding too, unless they are collected.
+            ptxemu.Error: what the kernel does wrong; a finding too, unless they are collected. The launch's report is
+                kept, as far as it went.
         """
         import ptxemu
 
         with self._installed(list(zip(pointers, sizes, strict=True))) as emulator:
             try:
                 emulator.call(function, *pointers, *scalars, 0)
-            except ptxemu.FindingError as error:
-                self.reports.append(error.report)
+            except ptxemu.Error as error:
+                if error.report is not None:
+                    emulator.reports.append(error.report)
                 raise
-            self.reports += emulator.reports
+            finally:
+                self.reports += emulator.reports
 
-    def _installed(self, memory: Sequence[tuple[int, int]]) -> contextlib.AbstractContextManager[Emulator]:
+    @contextlib.contextmanager
+    def _installed(self, memory: Sequence[tuple[int, int]]) -> Iterator[Emulator]:
         from ptxemu.host import installed
 
-        return installed(self._device, memory)
+        with toolchain, installed(self._device, memory) as emulator:
+            yield emulator
 
 
 _active: ContextVar[EmulatedLauncher | None] = ContextVar("blockscale_emulated", default=None)
@@ -95,7 +100,24 @@ def active() -> EmulatedLauncher | None:
     return _active.get()
 
 
-@contextlib.contextmanager
+class Emulation:
+    """What `emulated` gives, for one `with`: the emulator is in effect inside."""
+
+    def __init__(self, launcher: EmulatedLauncher) -> None:
+        self._launcher = launcher
+        self._token: Token[EmulatedLauncher | None] | None = None
+
+    def __enter__(self) -> EmulatedLauncher:
+        if self._token is not None:
+            raise RuntimeError("emulated: this one was entered before; call `emulated` again for another block")
+        self._token = _active.set(self._launcher)
+        return self._launcher
+
+    def __exit__(self, *error: object) -> None:
+        assert self._token is not None
+        _active.reset(self._token)
+
+
 def emulated(
     arch: str,
     *,
@@ -104,16 +126,19 @@ def emulated(
     checks: str = "all",
     on_finding: str = "raise",
     sms: int | None = None,
-) -> Iterator[EmulatedLauncher]:
-    """Inside, products of CPU tensors run the real kernel of `arch`, compiled for it, on the software GPU.
+) -> Emulation:
+    """Inside `with emulated(...) as gpu`, products of CPU tensors run the real kernel of `arch` on the software GPU.
 
-    It shows whether a kernel is right, and nothing about its speed. Needs CuTe DSL and a C compiler.
+    It shows whether a kernel is right, and nothing about its speed. Always needs CuTe DSL, in the version that compiles
+    the kernels, TVM-FFI, and a C compiler the first time. It is in effect for this thread: one started inside uses the
+    CPU's backend unless it opens its own; launches of all threads take turns.
 
     Args:
         arch: "sm_100a", or the name of a GPU, "b200".
         schedule: when asynchronous operations complete: "eager", "lazy" (as late as the rules allow), "fifo", "random".
         seed: of every order that nothing promises; the same seed gives the same run.
-        checks: "all", "strict" or "none". on_finding: "raise", or "collect" to find them in the value's `report`.
+        checks: "all", "strict" or "none". on_finding: "raise", or "collect": those of all launches
+            are then in `gpu.findings`. Every launch has its report in `gpu.reports`; `gpu.report` is that of the last.
         sms: multiprocessors; by default those of the GPU.
 
     Raises:
@@ -122,6 +147,8 @@ def emulated(
     import ptxemu
 
     target = target_named(arch, "arch")
+    if isinstance(sms, bool):
+        raise TypeError("sms: bool, expected None or an integer")
     try:
         device = ptxemu.Device(
             target.arch,
@@ -133,10 +160,4 @@ def emulated(
         )
     except ptxemu.LaunchError as error:
         raise ValueError(str(error)) from None
-    token = _active.set(EmulatedLauncher(target, device))
-    try:
-        current = _active.get()
-        assert current is not None
-        yield current
-    finally:
-        _active.reset(token)
+    return Emulation(EmulatedLauncher(target, device))

@@ -58,7 +58,7 @@ def quantize(
     """
     _check_arguments(x, method, layout, nonfinite, seed)
     groups = _groups_for(x, layout, group_sizes)
-    if ops.traced(x, global_scale, groups):
+    if ops.must_trace(x, global_scale, groups):
         given = (global_scale, None) if isinstance(global_scale, Tensor) else (None, global_scale)
         codes, scales, unit = torch.ops.blockscale.quantize(x.detach(), method, *given, layout, groups, nonfinite)
         offsets = None if groups is None else layouts.scale_offsets(groups)

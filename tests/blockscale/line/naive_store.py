@@ -18,9 +18,13 @@ HOPPER = Target("sm_90a", "sm100", (9, 0), "naive on h200", sms=132, smem=232_44
 CONFIG = Config()
 
 
+def origin(out_dtype):
+    return store.origin(HOPPER, CONFIG, Problem(1, 1, 1, out_dtype=out_dtype))
+
+
 def key(out_dtype):
     """What `plan` asks the store for."""
-    return store.key(store.origin(HOPPER, CONFIG, Problem(1, 1, 1, out_dtype=out_dtype)))
+    return store.key_of(origin(out_dtype))
 
 
 def fill(directory):
@@ -32,7 +36,7 @@ def fill(directory):
         kernel = NaiveGemm(CONFIG.tile, out_dtype=out_dtype)
         parts = compiler.compile_function(kernel, compiler._arguments(out_dtype), HOPPER.arch, "the naive kernel")
         assert "library" in parts, "a C compiler has to link it"
-        store.Store(directory).put(key(out_dtype), {"arch": HOPPER.arch, "out_dtype": out_dtype}, parts)
+        store.Store(directory).put(origin(out_dtype), parts)
         print(key(out_dtype), out_dtype)
 
 

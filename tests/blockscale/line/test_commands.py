@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.compile import read
+from blockscale.problem import Problem
 from blockscale.store import Store
 
 
@@ -50,7 +51,10 @@ def test_doctor_tells_of_what_kernels_need(tmp_path, monkeypatch):
 def test_a_file_of_shapes(tmp_path):
     path = tmp_path / "shapes"
     path.write_text("# M N K\n128 4096 7168\n\n1, 2, 3  # the smallest\n4x5x6\n128 4096 7168\n")
-    assert read(path) == [(128, 4096, 7168), (1, 2, 3), (4, 5, 6)]
+    expected = [Problem(*sizes, out_dtype="fp16") for sizes in ((128, 4096, 7168), (1, 2, 3), (4, 5, 6))]
+    assert read(path, "fp16") == expected
+    path.write_bytes(b"\xef\xbb\xbf1 2 3\n")  # as some editors begin a file
+    assert read(path, "fp16") == expected[1:2]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +64,13 @@ def test_a_file_of_shapes(tmp_path):
         ("1 2 3\n1 -2 3\n", "line 2: '1 -2 3'"),
         ("a b c", "line 1"),
         ("# nothing\n", "no shapes in it"),
-        ("0 2 3\n", "m: 0, expected at least 1"),
+        ("1 2 3\n0 2 3\n", "line 2: m: 0, expected at least 1"),
+        ("\udcff", "not a text file in UTF-8"),
     ],
 )
 def test_a_file_of_something_else(tmp_path, text, message):
     path = tmp_path / "shapes"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     refused(invoke("compile", "--gpu", "b200", "--shapes", path, "--store", tmp_path / "store"), message)
     assert not (tmp_path / "store").exists()
 
@@ -75,6 +80,8 @@ def test_compile_refuses(tmp_path):
     refused(invoke("compile", "--gpu", "b200", "--shapes", path), "No such file")
     path.write_text("1 2 3\n")
     refused(invoke("compile", "--gpu", "sm_110a", "--shapes", path), "'sm_110a' is Thor")
+    refused(invoke("compile", "--gpu", "b200", "--sms", 149, "--shapes", path), "--sms: 149, expected 1 to 148")
+    refused(invoke("compile", "--gpu", "b200", "--shapes", path, "--store", path), "cannot be written")
 
 
 def test_compile_fills_a_store_once(tmp_path):

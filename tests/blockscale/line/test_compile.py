@@ -1,6 +1,8 @@
 """What the compiler makes, and what it says when it cannot."""
 
 import importlib.metadata
+import os
+import shutil
 import subprocess
 import sys
 
@@ -72,10 +74,39 @@ def test_without_a_linker_there_is_no_library(monkeypatch, tmp_path):
     assert compiler.link(tmp_path / "host.o") is None
 
 
-def test_a_linker_that_fails_is_quoted(tmp_path):
+def test_a_linker_that_fails_is_quoted(tmp_path, monkeypatch):
     (tmp_path / "host.o").write_bytes(b"no object")
     with pytest.raises(compiler.CompileError, match="could not link the host code"):
         compiler.link(tmp_path / "host.o")
+    monkeypatch.setenv("CC", "false --really")
+    with pytest.raises(compiler.CompileError, match=r"false --really could not link .* its exit code is 1"):
+        compiler.link(tmp_path / "host.o")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_linker_with_options(tmp_path, monkeypatch):
+    (tmp_path / "host.c").write_text("int host;")
+    subprocess.run(["cc", "-c", "-fPIC", "-o", tmp_path / "host.o", tmp_path / "host.c"], check=True)
+    monkeypatch.setenv("CC", "cc -g")
+    assert compiler.link(tmp_path / "host.o")["library"].startswith(b"\x7fELF")
+
+
+def test_what_the_environment_asks_of_the_compiler_is_not_heard(monkeypatch, tmp_path):
+    """It would change the code under the same key."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    engine = CuTeDSL._get_dsl()
+    plain = plan.artefact(PROBLEM, B200, CONFIG, default_store()).parts
+    monkeypatch.setattr(engine.envar, "lineinfo", True)
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "remarks{ptx}")
+    before = engine.envar
+    made = plan.artefact(PROBLEM, B200, CONFIG, Store(tmp_path)).parts
+    assert made["ptx"].read_text() == plain["ptx"].read_text()
+    assert made["cubin"].stat().st_size == plain["cubin"].stat().st_size
+    assert engine.envar is before
+    assert os.environ["CUTE_DSL_LINEINFO"] == "1"
 
 
 def test_a_target_that_the_assembler_does_not_know(tmp_path):

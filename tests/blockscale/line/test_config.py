@@ -6,8 +6,8 @@ import pytest
 
 import blockscale as bs
 from blockscale import heuristics, problem
-from blockscale.config import CODE_FIELDS, Config, Reason, candidates, supports, tile_count
-from blockscale.kernels.parts.geometry import Geometry
+from blockscale.config import CODE_FIELDS, Config, Reason, candidates, geometry, supports, tile_count
+from blockscale.kernels.parts.geometry import WIDTHS
 from blockscale.problem import Problem, target_named
 
 B200 = target_named("b200")
@@ -20,8 +20,8 @@ PRODUCT = Problem(128, 256, 512)
         ({"a": "bf16"}, "a", "bf16: the sm100 kernels multiply NVFP4 by NVFP4"),
         ({"bias": True}, "bias", "the sm100 kernels of this version add none"),
         ({"activation": "silu"}, "activation", "'silu'"),
-        ({"m": 2**31}, "m", "at most 2147483647"),
-        ({"k": 2**31 - 63}, "k", "at most 2147483584"),
+        ({"m": 2**31}, "m", "2147483648, at most 2147483136"),
+        ({"k": 2**31 - 63}, "k", "at most 2147483136"),
     ],
 )
 def test_problems_that_are_refused(change, argument, message):
@@ -35,16 +35,27 @@ def test_problems_that_are_refused(change, argument, message):
 @pytest.mark.parametrize(
     ("change", "argument", "message"),
     [
-        ({"tile": (64, 128)}, "config.tile", "expected 128 rows"),
-        ({"tile": (128, 100)}, "config", "tile_n: 100, expected a multiple of 8 from 8 to 256"),
-        ({"tile": (128, 264)}, "config", "tile_n: 264"),
+        ({"tile": (64, 128)}, "config.tile", "64 rows, expected 128"),
+        ({"tile": (128, 100)}, "config.tile", "100 columns, expected a multiple of 8 from 8 to 256"),
+        ({"tile": (128, 0)}, "config.tile", "0 columns"),
+        ({"tile": (128, 264)}, "config.tile", "264 columns"),
         ({"tile": (128, 40)}, "config.tile", "40 columns, no multiple of 32, have to cover all n = 256"),
-        ({"stages": 0}, "config", "stages: 0, expected 1 to"),
-        ({"stages": 99}, "config", "stages: 99, expected 1 to"),
-        ({"tile": (128, 256), "accumulators": 2}, "config", "columns of tensor memory, more than 512"),
+        ({"stages": 0}, "config.stages", "0, expected None or 1 to 6 beside 1 x 128x128 of sums"),
+        ({"stages": 7}, "config.stages", "7, expected None or 1 to 6"),
+        (
+            {"tile": (128, 192), "accumulators": 2, "stages": 3},
+            "config.stages",
+            "3, expected None or 1 to 2 beside 2 x",
+        ),
+        (
+            {"tile": (128, 256), "accumulators": 2},
+            "config.tile",
+            "2 x 128x256 of sums and one stage of operands do not",
+        ),
         ({"accumulators": 3}, "config.accumulators", "expected 1 or 2"),
         ({"raster": "k"}, "config.raster", "expected one of 'm', 'n'"),
-        ({"ctas": 0}, "config.ctas", "expected None or at least 1"),
+        ({"ctas": 0}, "config.ctas", "expected None or 1 to 65535"),
+        ({"ctas": 2**16}, "config.ctas", "expected None or 1 to 65535"),
         ({"persist_mb": -1}, "config.persist_mb", "expected at least 0"),
     ],
 )
@@ -77,12 +88,26 @@ def test_fields_of_other_types(field, value, expected):
 
 def test_a_smaller_gpu_refuses_what_does_not_fit():
     small = replace(B200, smem=101_376)
-    reason = supports(PRODUCT, small, Config())
-    assert reason == Reason(
-        "config.stages",
-        f"{Geometry(128).smem_bytes:,} bytes of shared memory, more than the 101,376 of sm_100a",
+    assert geometry(Config(), small).slots == 2
+    assert supports(PRODUCT, small, Config()) is None
+    assert supports(PRODUCT, small, Config(stages=3)) == Reason(
+        "config.stages", "3, expected None or 1 to 2 beside 1 x 128x128 of sums"
     )
-    assert supports(PRODUCT, small, Config(stages=2)) is None
+    tiny = replace(B200, smem=20_000)
+    assert supports(PRODUCT, tiny, Config()).argument == "config.tile"
+    with pytest.raises(
+        heuristics.Unsupported, match=r"^config\.tile: .* 20,000 bytes of shared memory and 512 columns"
+    ):
+        heuristics.choose(PRODUCT, tiny)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("accumulators", [1, 2])
+def test_as_many_stages_as_fit_is_never_refused_where_one_is(columns, accumulators):
+    config = Config((128, columns), accumulators=accumulators)
+    product = replace(PRODUCT, n=columns)
+    assert supports(product, B200, config) == supports(product, B200, replace(config, stages=1))
+    assert (supports(product, B200, config) is None) == (accumulators == 1 or columns <= 232)
 
 
 @pytest.mark.parametrize("n", [1, 8, 63, 64, 65, 200, 256, 257, 4096])
@@ -101,11 +126,40 @@ def test_choices_that_follow_from_counting():
 
     assert tile(1, 8) == tile(128, 64) == 64  # the narrowest that holds it
     assert tile(128, 4096) == 64  # one wave whatever the width: narrow tiles use more multiprocessors
+    assert tile(512, 4096) == 128  # one wave from here on
     assert tile(128, 256 * 148) == 256  # one wave of the widest, against four of the narrowest
     assert heuristics.choose(Problem(1024, 65536, 512), B200).config.raster == "m"
     assert heuristics.choose(Problem(65536, 1024, 512), B200).config.raster == "n"
-    many = heuristics.choose(Problem(4096, 4096, 512), replace(B200, sms=4)).config
-    assert many.accumulators == 2 or many.tile[1] == 256
+
+
+@pytest.mark.parametrize(
+    ("k", "out_dtype", "chosen", "why"),
+    [
+        (512, "bf16", Config((128, 192), accumulators=2), "two accumulators: a CTA does 5 tiles"),
+        (4096, "bf16", Config((128, 256)), "overlap is given up: two of 256 columns do not fit"),
+        (4096, "fp32", Config((128, 192), accumulators=2), "two accumulators"),
+    ],
+)
+def test_width_and_accumulators_are_chosen_together(k, out_dtype, chosen, why):
+    """4096 x 4096: with a short k, or large elements to store, overlap is worth more than wider tiles."""
+    choice = heuristics.choose(Problem(4096, 4096, k, out_dtype=out_dtype), B200)
+    assert choice.config == chosen
+    assert why in choice.reasons[1]
+    assert all("derived" in reason for reason in choice.reasons)
+
+
+def test_one_tile_a_cta_has_nothing_to_overlap():
+    choice = heuristics.choose(Problem(512, 4096, 7168), B200)
+    assert choice.config == Config((128, 128))
+    assert "nothing to overlap" in choice.reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("a", "fp8"), ("b", "bf16"), ("activation", "tanh"), ("out_dtype", "fp8"), ("activation", [])]
+)
+def test_a_problem_checks_its_names(field, value):
+    with pytest.raises(ValueError, match=f"^{field}: .*, expected one of "):
+        replace(PRODUCT, **{field: value})
 
 
 @pytest.mark.parametrize("m", [1, 128, 5000])
@@ -114,6 +168,22 @@ def test_an_invariant_choice_does_not_know_m(m):
         heuristics.choose(Problem(m, 4096, 512, invariant=True), B200).config
         == heuristics.choose(Problem(1, 4096, 512, invariant=True), B200).config
     )
+
+
+@pytest.mark.parametrize("change", [{"batch": 8, "batch_a": 8}, {"m": 4096}])
+@pytest.mark.parametrize("sms", [8, 132, 148])
+def test_an_invariant_choice_knows_n_k_and_dtypes_alone(change, sms):
+    asked = Problem(128, 4096, 512, invariant=True)
+    chosen = heuristics.choose(replace(asked, **change), replace(B200, sms=sms))
+    assert chosen.config == heuristics.choose(asked, B200).config
+    assert chosen.reasons[0].startswith("invariant: ")
+
+
+def test_what_is_too_large_is_named():
+    largest = 2**31 - 512
+    with pytest.raises(heuristics.Unsupported, match=rf"config\.tile: .* tiles of 128x256, at most {2**31 - 2**16}"):
+        heuristics.choose(Problem(largest, largest, 64), B200)
+    assert supports(Problem(largest, 1, 64), B200, Config()) is None
 
 
 def test_every_field_is_either_code_or_an_argument_of_the_call():
@@ -128,7 +198,8 @@ def test_every_field_is_either_code_or_an_argument_of_the_call():
         ("sm_110a", "'sm_110a' is Thor, for which this version has no kernels; expected 'b200' \\(sm_100a\\)"),
         ("sm_103a", "B300"),
         ("sm_100", "the suffix of an architecture is part of its name"),
-        ("h100", "expected 'b200'"),
+        ("h100", "'h100' is Hopper"),
+        ("b100", "'b100', expected 'b200' \\(sm_100a\\)$"),
     ],
 )
 def test_gpus_without_kernels(name, message):

@@ -1,17 +1,23 @@
 """The launcher for silicon, over a CUDA whose launches do nothing: loading, arguments, errors."""
 
 import ctypes
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import blockscale as bs
-from blockscale import plan, store
+from blockscale import backends, plan, store
+from blockscale.backends import gpu
 from blockscale.config import Config
 from blockscale.launch import cuda
 from blockscale.problem import Problem, Target, target_named, target_of_capability
@@ -134,6 +140,10 @@ class Gpus:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda at: capabilities[getattr(at, "index", at)])
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda at=0: "a GPU")
+        part = SimpleNamespace(multi_processor_count=72)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at=0: part)
+        spec = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tvm_ffi" or spec(name))
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 3), (11, 0), (12, 0), (12, 1), (13, 0)])
@@ -142,8 +152,6 @@ def test_a_gpu_without_kernels_is_refused_by_name(monkeypatch, capability):
     number = ".".join(map(str, capability))
     assert target_of_capability(capability) is None
     assert f"needs a GPU of compute capability 10.0; found: {number}" in bs.available_backends()["sm100"]
-    from blockscale import backends
-
     message = f"a GPU of compute capability {number}; this version's kernels are compiled for 10.0 \\(sm_100a\\)"
     with pytest.raises(ValueError, match=message):
         backends.pick(None, torch.device("cuda:0"))
@@ -153,8 +161,6 @@ def test_a_gpu_without_kernels_is_refused_by_name(monkeypatch, capability):
 
 def test_a_gpu_with_kernels_is_found(monkeypatch):
     Gpus(monkeypatch, (9, 0), (10, 0))
-    from blockscale import backends
-
     assert bs.available_backends()["sm100"] is None
     assert backends.pick(None, torch.device("cuda:1")).TARGET == B200
     assert backends.target_here(torch.device("cpu")) is None
@@ -162,6 +168,78 @@ def test_a_gpu_with_kernels_is_found(monkeypatch):
         backends.pick(None, torch.device("cuda:0"))
     with pytest.raises(ValueError, match="none for operands on meta"):
         backends.pick(None, torch.device("meta"))
+
+
+def test_a_gpu_of_another_kind_gets_no_launcher(monkeypatch):
+    """One GPU with kernels makes the backend available; that says nothing of operands on the other."""
+    Gpus(monkeypatch, (10, 0), (9, 0))
+    assert backends.pick("sm100", torch.device("cuda:1")).TARGET == B200
+    for launcher in (cuda.CudaLauncher, gpu.launcher):
+        with pytest.raises(ValueError, match=r"compute capability 10\.0 \(sm_100a\); cuda:1 has 9\.0"):
+            launcher(B200, torch.device("cuda:1"))
+
+
+def test_what_calls_kernels_is_missing(monkeypatch):
+    Gpus(monkeypatch, (10, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cuda.why_not(B200) == "apache-tvm-ffi is not installed; it calls the compiled kernels"
+
+
+def test_a_configuration_is_for_the_multiprocessors_that_are_there(monkeypatch):
+    """As `gemm` chooses it: a part of a GPU has fewer; a GPU that is named is a whole one."""
+    Gpus(monkeypatch, (10, 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    part = backends.target_here(torch.device("cuda:0"))
+    assert part == replace(B200, sms=72) == cuda.as_it_is(B200, torch.device("cuda:0"))
+    assert "72 multiprocessors" in bs.explain(512, 4096, 7168)
+    assert "148 multiprocessors" in bs.explain(512, 4096, 7168, gpu="b200")
+
+
+class Runtime:
+    """libcudart with one limit a GPU; refuses more than 100 MiB."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.limits = 0, {0: 7 << 20, 1: 9 << 20}
+        self.cudaGetErrorString = lambda status: b"invalid argument"
+        self.cudaGetLastError = lambda: 1
+        monkeypatch.setattr(cuda, "open_cuda", lambda: self)
+        for name, value in {"is_available": lambda: True, "init": lambda: None}.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", lambda index: self.switched(index))
+
+    def switched(self, index):
+        self.current = index
+        return nullcontext()
+
+    def cudaDeviceGetLimit(self, size, limit):
+        size._obj.value = self.limits[self.current]
+        return 0
+
+    def cudaDeviceSetLimit(self, limit, size):
+        if size.value > 100 << 20:
+            return 1
+        self.limits[self.current] = size.value
+        return 0
+
+
+def test_persisting_l2_is_given_back_where_it_was_taken(monkeypatch):
+    runtime = Runtime(monkeypatch)
+    with bs.persisting_l2(0.5):
+        assert runtime.limits == {0: 1 << 19, 1: 9 << 20}
+        runtime.current = 1
+    assert runtime.limits == {0: 7 << 20, 1: 9 << 20}
+
+
+@pytest.mark.parametrize("mb", [101, 1e30])
+def test_persisting_l2_names_what_cuda_refuses(monkeypatch, mb):
+    Runtime(monkeypatch)
+    with (
+        pytest.raises(RuntimeError, match=re.escape(f"mb: {mb}: CUDA error 1: invalid argument")),
+        bs.persisting_l2(mb),
+    ):
+        pass
 
 
 class Recorder(cuda.CudaLauncher):

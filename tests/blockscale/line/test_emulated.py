@@ -1,6 +1,8 @@
 """`gemm` on the software GPU: the contract, and everything that is refused before a launch."""
 
+import contextlib
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,9 +12,11 @@ from operands import POISON, every_code_and_scale, same_bits, small_integers
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 import blockscale as bs
+import ptxemu
 from blockscale import reference
 from blockscale.backends import gpu
 from blockscale.config import supports
+from blockscale.launch import emulated
 from blockscale.problem import Problem, target_named
 
 
@@ -162,7 +166,7 @@ A, B = bs.quantize(torch.randn(4, 64)), bs.quantize(torch.randn(6, 64))
         ({"backend": []}, ValueError, r"backend: \[\], expected None or one of"),
         ({"invariant": []}, TypeError, "invariant: list, expected a bool"),
         ({"out_dtype": []}, TypeError, r"out_dtype: \[\], expected one of"),
-        ({"sf_layout": []}, ValueError, r"sf_layout: \[\], expected one of"),
+        ({"sf_layout": []}, ValueError, r"sf_layout: \[\], expected 'linear' or"),
         ({"backend": "sm103"}, ValueError, "this version has no sm103 kernels"),
         ({"out": torch.empty(4, 6, device="meta")}, TypeError, "out: torch.float32 tensor"),
         (
@@ -248,6 +252,68 @@ def test_the_second_call_is_one_look_up(emulator, monkeypatch):
     assert same_bits(again, first)
 
 
+def test_a_warm_call_is_as_strict_as_a_cold_one(emulator):
+    alpha = torch.tensor(0.5)
+    bs.gemm(A, B, alpha=alpha)
+    bs.gemm(A, B, alpha=2)
+    bs.gemm(A, B, invariant=True)
+    launches = len(emulator.reports)
+    alpha.fill_(math.nan)
+    for options, error, message in (
+        ({"alpha": alpha}, ValueError, "alpha: nan"),
+        ({"alpha": 10**400}, ValueError, "alpha: inf"),
+        ({"alpha": torch.tensor(0.5).to_sparse()}, (TypeError, ValueError), "alpha: "),
+        ({"invariant": 1}, TypeError, "invariant: int"),
+        ({"invariant": 1.0}, TypeError, "invariant: float"),
+        ({"out": torch.zeros(4, 6, dtype=torch.bfloat16).to_sparse()}, (TypeError, ValueError), "out: "),
+    ):
+        with pytest.raises(error, match=message):
+            bs.gemm(A, B, **options)
+    assert len(emulator.reports) == launches
+
+
+@pytest.mark.parametrize("m", [0, 4])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": bs.Config((1, 1))}, r"config\.tile: \(1, 1\)"),
+        ({"bias": torch.ones(0)}, "bias: given"),
+        ({"activation": "relu"}, "activation: 'relu'"),
+    ],
+)
+def test_an_empty_result_is_validated(emulator, m, options, message):
+    empty = bs.quantize(torch.randn(m, 64)), bs.quantize(torch.randn(0, 64))
+    with pytest.raises(ValueError, match=message):
+        bs.gemm(*empty, **options)
+
+
+def test_threads_with_emulators_of_their_own():
+    """Kernels that are not loaded yet, loaded and run by several threads at once; a thread inside has none."""
+    a, b = every_code_and_scale(20, 64), every_code_and_scale(24, 64, seed=1)
+    expected = bs.gemm(a, b, out_dtype=torch.float32)
+    results, errors = [], []
+
+    def work(columns, emulate):
+        try:
+            with bs.emulated("b200") if emulate else contextlib.nullcontext():
+                config = bs.Config((128, columns), raster="n") if emulate else None
+                results.append(bs.gemm(a, b, out_dtype=torch.float32, config=config))
+        except BaseException as error:
+            errors.append(error)
+
+    with bs.emulated("b200") as outer:
+        threads = [threading.Thread(target=work, args=(n, n != 8)) for n in (24, 32, 40, 8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outer.reports == []
+    assert errors == []
+    assert len(results) == 4
+    for y in results:
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-2 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("change", ["shape", "dtype", "strides", "layout", "alpha", "config", "backend", "inference"])
 def test_a_call_of_other_properties_is_validated(emulator, change):
     out = torch.empty(4, 6, dtype=torch.bfloat16)
@@ -311,6 +377,34 @@ def test_options_of_the_emulator(options, message):
         pass
 
 
+def test_a_number_of_multiprocessors_is_no_bool():
+    with pytest.raises(TypeError, match="sms: bool"), bs.emulated("sm_100a", sms=True):
+        pass
+
+
 def test_a_report_before_any_launch():
     with bs.emulated("sm_100a") as active, pytest.raises(RuntimeError, match="nothing has been launched"):
         _ = active.report
+
+
+def test_a_launch_that_fails_leaves_its_report(emulator):
+    """Whatever ends it on its way, here a result that has less memory than the kernel writes."""
+    out = torch.empty(4, 6, dtype=torch.bfloat16)
+    bs.gemm(A, B, out=out)
+    (call,) = emulator.known.values()
+    pointers, factor, _held = call.arguments(A, B, out, None)
+    sizes = [*call.plan.sizes[:4], 2, *call.plan.sizes[5:]]
+    with pytest.raises(ptxemu.MemoryFault) as caught:
+        emulator.launch(call.plan.function, pointers, sizes, (factor, *call.plan.scalars))
+    first, failed = emulator.reports
+    assert failed is caught.value.report is emulator.report is not first
+    assert 0 < failed.counters["warp_instructions"] < first.counters["warp_instructions"]
+
+
+def test_an_emulator_is_entered_once():
+    once = bs.emulated("sm_100a")
+    with once, pytest.raises(RuntimeError, match="emulated: this one was entered before"):
+        once.__enter__()
+    with pytest.raises(RuntimeError, match="call `emulated` again"), once:
+        pass
+    assert emulated.active() is None

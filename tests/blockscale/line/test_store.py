@@ -1,5 +1,6 @@
 """The store: whole or absent, for any number of processes, whatever happens to its files."""
 
+import hashlib
 import json
 import os
 import signal
@@ -18,28 +19,29 @@ from blockscale.store import Store
 SRC = Path(__file__).parents[3] / "src"
 B200 = target_named("b200")
 PROBLEM, CONFIG = Problem(128, 256, 512), Config()
+ORIGIN = store.origin(B200, CONFIG, PROBLEM)
 PARTS = {"object": b"\x7fELF host", "library": b"\x7fELF so", "ptx": b".entry k", "cubin": b"\x7fELF" + bytes(500)}
 
 
 def key(problem=PROBLEM, config=CONFIG, target=B200):
-    return store.key(store.origin(target, config, problem))
+    return store.key_of(store.origin(target, config, problem))
 
 
 def test_what_is_put_is_got(tmp_path):
     kept = Store(tmp_path / "new" / "store")
     assert kept.get(key()) is None
-    put = kept.put(key(), {"arch": "sm_100a"}, PARTS)
+    put = kept.put(ORIGIN, PARTS)
     got = kept.get(key())
     assert got == put
     assert {part: path.read_bytes() for part, path in got.parts.items()} == PARTS
-    assert got.origin == {"arch": "sm_100a"}
+    assert got.origin == ORIGIN
     assert got.parts["library"].suffix == ".so"  # by which it is loaded
 
 
 def test_equal_parts_are_kept_once(tmp_path):
     kept = Store(tmp_path)
-    kept.put("a", {}, PARTS)
-    kept.put("b", {}, PARTS | {"ptx": b"another"})
+    kept.put({"name": "a"}, PARTS)
+    kept.put({"name": "b"}, PARTS | {"ptx": b"another"})
     assert len(list((tmp_path / "parts").iterdir())) == len(PARTS) + 1
 
 
@@ -47,7 +49,7 @@ def test_equal_parts_are_kept_once(tmp_path):
 @pytest.mark.parametrize("which", ["entry", *PARTS])
 def test_a_damaged_artefact_is_a_miss_and_is_mended(tmp_path, which, harm):
     kept = Store(tmp_path)
-    artefact = kept.put(key(), {}, PARTS)
+    artefact = kept.put(ORIGIN, PARTS)
     path = tmp_path / "kernels" / f"{key()}.json" if which == "entry" else artefact.parts[which]
     data = path.read_bytes()
     path.unlink()
@@ -59,16 +61,61 @@ def test_a_damaged_artefact_is_a_miss_and_is_mended(tmp_path, which, harm):
     assert kept.get(key()) is None
     if harm == "folder":
         path.rmdir()
-    kept.put(key(), {}, PARTS)
+    kept.put(ORIGIN, PARTS)
     assert kept.get(key()) is not None
 
 
-@pytest.mark.parametrize("entry", [b"[]", b"{}", b'{"parts": 1, "origin": {}}', b'{"parts": {"ptx": 7}, "origin": {}}'])
+FORMS = [b"[]", b"{}", b'{"parts": 1, "origin": {}}', b'{"parts": {"ptx": 7}, "origin": {}}', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("entry", FORMS, ids=range(len(FORMS)))
 def test_an_entry_of_another_form_is_a_miss(tmp_path, entry):
     kept = Store(tmp_path)
-    kept.put(key(), {}, PARTS)
+    kept.put(ORIGIN, PARTS)
     (tmp_path / "kernels" / f"{key()}.json").write_bytes(entry)
     assert kept.get(key()) is None
+
+
+def other_key(entry):
+    entry["origin"]["out_dtype"] = "fp32"
+
+
+def other_arch(entry):
+    entry["origin"]["arch"] = "sm_103a"
+
+
+def swapped(entry):
+    entry["parts"]["ptx"], entry["parts"]["object"] = entry["parts"]["object"], entry["parts"]["ptx"]
+
+
+def other_part(entry):
+    entry["parts"]["ptx"] = entry["other"]
+
+
+def no_parts(entry):
+    entry["parts"] = {}
+
+
+def no_ptx(entry):
+    del entry["parts"]["ptx"]
+
+
+@pytest.mark.parametrize("change", [other_key, other_arch, swapped, other_part, no_parts, no_ptx])
+@pytest.mark.parametrize("signed", [False, True], ids=["", "with a digest of its own"])
+def test_an_entry_in_anothers_place_is_a_miss(tmp_path, change, signed):
+    """Whole files all: what does not fit is which kernel the entry says it is, or which part a file."""
+    kept = Store(tmp_path)
+    kept.put(ORIGIN, PARTS)
+    other = kept.put({"name": "other"}, PARTS | {"ptx": b".entry other"})
+    path = tmp_path / "kernels" / f"{key()}.json"
+    entry = json.loads(path.read_text()) | {"other": other.parts["ptx"].name}
+    change(entry)
+    if signed and change is not other_part:
+        entry["digest"] = store._digest_of(entry["origin"], entry["parts"])
+    path.write_text(json.dumps(entry))
+    assert kept.get(key()) is None
+    kept.put(ORIGIN, PARTS)
+    assert kept.get(key()) is not None
 
 
 def test_a_key_holds_what_decides_code_and_nothing_else():
@@ -87,7 +134,7 @@ def test_a_key_is_the_same_in_another_process():
     """No address, no hash seed, nothing of the process: or every process would compile again."""
     source = (
         "from blockscale import store; from blockscale.config import Config; from blockscale.problem import *;"
-        "print(store.key(store.origin(target_named('b200'), Config(), Problem(1, 2, 3))))"
+        "print(store.key_of(store.origin(target_named('b200'), Config(), Problem(1, 2, 3))))"
     )
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(SRC)}
@@ -118,12 +165,12 @@ def test_a_source_of_the_kernels_is_in_the_key(monkeypatch, tmp_path):
 
 def test_what_a_dead_process_left_is_swept(tmp_path):
     kept = Store(tmp_path)
-    kept.put("a", {}, PARTS)
+    kept.put({"name": "a"}, PARTS)
     old, new = tmp_path / "parts" / ".old.part", tmp_path / "parts" / ".new.part"
     old.write_bytes(b"half")
     new.write_bytes(b"half")
     os.utime(old, (0, 0))
-    kept.put("b", {}, PARTS)
+    kept.put({"name": "b"}, PARTS)
     assert not old.exists()
     assert new.exists()  # its process may be alive
 
@@ -131,7 +178,7 @@ def test_what_a_dead_process_left_is_swept(tmp_path):
 def test_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        Store(tmp_path / "file").put("a", {}, PARTS)
+        Store(tmp_path / "file").put({"name": "a"}, PARTS)
 
 
 def test_where_the_store_is(monkeypatch, tmp_path):
@@ -142,11 +189,54 @@ def test_where_the_store_is(monkeypatch, tmp_path):
     assert store.default_store().root == tmp_path / "blockscale"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert store.default_store().root == Path.home() / ".cache" / "blockscale"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BLOCKSCALE_CACHE", "~/mine")
+    assert store.default_store().root == tmp_path / "mine"
+    monkeypatch.delenv("BLOCKSCALE_CACHE")
+    monkeypatch.setenv("HOME", "")
+    assert store.default_store() is store.private_store()
+
+
+def compiled(monkeypatch, counted):
+    from blockscale import compile as compiler
+
+    monkeypatch.setattr(compiler, "check_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "compile_kernel", lambda *asked: counted.append(asked) or PARTS)
+
+
+@pytest.mark.parametrize("where", ["a file", "/proc/nowhere", "a folder in a part's place"])
+def test_a_kernel_is_not_lost_where_the_store_cannot_keep_it(monkeypatch, tmp_path, where):
+    (tmp_path / "a file").write_text("")
+    kept = Store(tmp_path / "a file" if where == "a file" else where if where[0] == "/" else tmp_path)
+    if where.startswith("a folder"):
+        (tmp_path / "parts" / (hashlib.sha256(PARTS["ptx"]).hexdigest() + ".ptx")).mkdir(parents=True)
+    counted = []
+    compiled(monkeypatch, counted)
+    store._store_of.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"cannot be written.* BLOCKSCALE_CACHE names another directory"):
+        made = plan.artefact(PROBLEM, B200, CONFIG, kept)
+    assert made.parts["ptx"].read_bytes() == PARTS["ptx"]
+    assert plan.artefact(PROBLEM, B200, CONFIG, kept) == made
+    assert len(counted) == 1
+    store._store_of.cache_clear()
+
+
+def test_an_artefact_without_a_library_is_linked_where_there_is_a_compiler(monkeypatch, tmp_path):
+    from blockscale import compile as compiler
+
+    kept = Store(tmp_path)
+    kept.put(ORIGIN, {part: data for part, data in PARTS.items() if part != "library"})
+    monkeypatch.setattr(compiler, "link", lambda path: None)
+    assert "library" not in plan.artefact(PROBLEM, B200, CONFIG, kept).parts
+    monkeypatch.setattr(compiler, "link", lambda path: {"library": b"from " + path.read_bytes()})
+    made = plan.artefact(PROBLEM, B200, CONFIG, kept)
+    assert made.parts["library"].read_bytes() == b"from " + PARTS["object"]
+    assert kept.get(key()) == made
 
 
 def test_a_hit_asks_no_compiler(tmp_path):
     kept = Store(tmp_path)
-    put = kept.put(key(), {}, PARTS)
+    put = kept.put(ORIGIN, PARTS)
     assert plan.artefact(PROBLEM, B200, CONFIG, kept) == put
 
 

@@ -55,6 +55,12 @@ def test_several_waves_under_every_schedule(accumulators, schedule):
     assert result.report.counters["ctas"] == 2
 
 
+def test_two_accumulators_of_192_columns():
+    """Two stages are left; every tile but the first begins within an atom, and the first accumulator comes again."""
+    result = check(192, 20, 3 * 192 + 5, 900, call=Call(ctas=1, schedule=("random", 4)), accumulators=2)
+    assert result.report.counters["ctas"] == 1
+
+
 @pytest.mark.parametrize("k", [1, 15, 16, 48, 64, 100, 256, 257, 3600])
 def test_every_tail_of_k(k):
     check(32, 5, 40, k)
@@ -247,18 +253,3 @@ def test_the_compiler_finds_nothing_to_warn_about(wrong, capfd, monkeypatch):
     said = capfd.readouterr().err
     assert ("without tcgen05.wait" in said) == wrong
     assert ("warning" in said) == wrong
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"tile": (256, 128)}, r"tile: \(256, 128\), expected \(128, N\)"),
-        ({"tile": (128, 12)}, "tile_n: 12"),
-        ({"raster": "k"}, "raster: 'k'"),
-        ({"out_dtype": "fp8"}, "out_dtype: 'fp8'"),
-        ({"stages": 99}, "stages: 99"),
-    ],
-)
-def test_bad_configurations(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Sm100Gemm(**{"tile": (128, 128), **arguments})

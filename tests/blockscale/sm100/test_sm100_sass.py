@@ -23,7 +23,7 @@ def table():
 def test_the_record(n):
     ours, theirs = table()["blockscale", n], table()["NVIDIA", n]
     stages, smem, _, stack, local, spills, _, loop = ours
-    assert (stages, smem) == (Geometry(n).ring, Geometry(n).smem_bytes)
+    assert (stages, smem) == (Geometry(n).slots, Geometry(n).smem_bytes)
     assert stages >= theirs[0]
     assert (stack, local, spills) == (0, 0, 0)
     assert loop <= theirs[-1]

@@ -55,11 +55,14 @@ class Output:
 
     @cute.jit
     def store(self, values, row, column, target, aligned):
-        """Casts consecutive fp32 elements of a row and stores them, as vectors where the row is aligned.
+        """Casts consecutive elements of a row of one matrix and stores those that lie within m and n.
+
+        They go as vectors where rows are aligned and all of them are within n, otherwise one by one.
 
         Args:
-            values: as many as a multiple of a vector.
-            row, column: of the first one. target: where it goes.
+            values: fp32, 8, 16 or 32 of them: a multiple of 16 bytes in every dtype.
+            row, column: where in the matrix the first one belongs. target: its address.
+            aligned: what `aligned()` says; a multiple of 8 columns on from the start of a row keeps the alignment.
         """
         count = cute.size(values.shape)
         left = self.n - column

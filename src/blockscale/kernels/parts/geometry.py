@@ -14,45 +14,34 @@ STEPS = TILE_K // STEP_K
 ATOM_ROWS = 128  # a scale atom: 128 rows x 4 blocks of 16, 512 bytes, in the order the hardware wants
 ATOM_BYTES = 512
 ATOM_COLUMNS = 4  # of tensor memory: row r of the atom in lane r % 32, column r // 32; a byte a block
-SMEM_BYTES = 232448  # of dynamic shared memory that a CTA may have
+SMEM_BYTES = 232448  # of dynamic shared memory that a CTA of sm_100a may have
 HEADER_BYTES = 1024  # barriers and the address of tensor memory, padded to the alignment of what follows
 TMEM_COLUMNS = 512
+WIDTHS = range(8, 257, 8)  # columns of a tile: what a tensor-core instruction of 128 rows has
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A tile of 128 x tile_n outputs.
+    """A tile of 128 x tile_n outputs. Nothing is checked here: whether it can be built is for `config.supports` to say.
 
     Args:
-        tile_n: a multiple of 8 from 8 to 256. Only multiples of 32 can tile n; another has to cover all of it, since a
-            tile that began within 32 rows of an atom would need its scales in other lanes.
-        stages: slots of the ring of operands in shared memory; None means as many as fit.
-        accumulators: tiles of fp32 sums in tensor memory.
-
-    Raises:
-        ValueError: sizes that the hardware does not have.
+        tile_n: one of `WIDTHS`.
+        stages: slots of the ring of operands in shared memory; None means as many as fit shared and tensor memory.
+        accumulators: tiles of fp32 sums in tensor memory, 1 or 2.
+        smem: bytes of dynamic shared memory that a CTA may have.
     """
 
     tile_n: int
     stages: int | None = None
     accumulators: int = 1
+    smem: int = SMEM_BYTES
 
-    def __post_init__(self) -> None:
-        if self.tile_n not in range(8, 257, 8):
-            raise ValueError(f"tile_n: {self.tile_n}, expected a multiple of 8 from 8 to 256")
-        if self.accumulators not in (1, 2):
-            raise ValueError(f"accumulators: {self.accumulators}, expected 1 or 2")
-        most = self.most_stages
-        if self.stages is not None and not 1 <= self.stages <= most:
-            raise ValueError(f"stages: {self.stages}, expected 1 to {most} for tiles of 128 x {self.tile_n}")
-        if self.tmem_columns > TMEM_COLUMNS:
-            raise ValueError(
-                f"accumulators: {self.accumulators}, tiles of 128 x {self.tile_n} in {self.ring} stages "
-                f"would take {self.tmem_columns} columns of tensor memory, more than {TMEM_COLUMNS}"
-            )
+    def can_tile(self, n: int) -> bool:
+        """Whether n columns can be cut into such tiles.
 
-    def tiles(self, n: int) -> bool:
-        """Whether n columns can be cut into such tiles."""
+        Only multiples of 32 are repeated; another width has to cover all of n, since a tile that began within 32 rows
+        of an atom would need its scales in other lanes.
+        """
         return self.tile_n % 32 == 0 or n <= self.tile_n
 
     @property
@@ -83,16 +72,19 @@ class Geometry:
 
     @property
     def most_stages(self) -> int:
-        return (SMEM_BYTES - HEADER_BYTES) // self.stage_bytes
+        """As many as fit both memories; less than 1 where not even one does."""
+        shared = (self.smem - HEADER_BYTES) // self.stage_bytes
+        tensor = (TMEM_COLUMNS - self.accumulators * self.tile_n) // self.scale_columns
+        return min(shared, tensor)
 
     @property
-    def ring(self) -> int:
+    def slots(self) -> int:
         """The stages there are."""
         return self.most_stages if self.stages is None else self.stages
 
     @property
     def smem_bytes(self) -> int:
-        return HEADER_BYTES + self.ring * self.stage_bytes
+        return HEADER_BYTES + self.slots * self.stage_bytes
 
     @property
     def sfa_columns(self) -> int:
@@ -110,7 +102,7 @@ class Geometry:
     @property
     def tmem_columns(self) -> int:
         """Columns in use. Scales have a place for every stage, so that a stage's barrier guards them too."""
-        return self.accumulators * self.tile_n + self.ring * self.scale_columns
+        return self.accumulators * self.tile_n + self.slots * self.scale_columns
 
     @property
     def tmem_allocation(self) -> int:

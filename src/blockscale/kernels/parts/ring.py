@@ -1,4 +1,9 @@
-"""Rings of slots between two roles: who waits for whom, and the arithmetic of mbarrier phases, in one place."""
+"""Rings of slots between two roles: who waits for whom, and the arithmetic of mbarrier phases, in one place.
+
+A barrier (PTX: mbarrier) counts arrivals, and bytes that copies announce. When a phase has had all of both, it is
+complete and the next one begins; a waiting thread names the parity of the phase that it waits for. A commit is an
+arrival that the tensor core makes once what it was given so far is done (PTX: tcgen05.commit).
+"""
 
 import copy
 from typing import Any
@@ -108,9 +113,9 @@ class Ring:
         self.traced["empties"] += 1
         _commit(self.empty + slot.index)
 
-    def arrive_empty(self, slot: Slot, warps: int) -> None:
-        """An arrival at `empty` from each of the role's `warps`, once all its lanes have come here."""
-        self.traced["empties"] += warps
+    def arrive_empty(self, slot: Slot, warps: range) -> None:
+        """An arrival at `empty` from each of the `warps` that run the role, once all its lanes have come here."""
+        self.traced["empties"] += len(warps)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.empty + slot.index)

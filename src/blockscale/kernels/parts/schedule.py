@@ -5,12 +5,10 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-RASTERS = ("m", "n")
-
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of a batch of matrices, numbered along `raster` first; CTA i takes tiles i, i + CTAs, i + 2 CTAs, ...
+    """The tiles of a batch of matrices, numbered along `raster` ("m" or "n") first; CTA i takes i, i + CTAs, ...
 
     With as many CTAs as tiles each computes one; with fewer, a CTA goes on to its next tile without starting anew.
     """

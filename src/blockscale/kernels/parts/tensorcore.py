@@ -42,6 +42,11 @@ def tmem(address: Int32) -> Any:
 class TensorCore:
     """What is done with a slot of operands: its scales go to tensor memory, then it is multiplied.
 
+    Copies and products are asynchronous, and yet no wait stands between them: those that one thread issues run in the
+    order of issue where a product follows a copy, or a product to the same sums (PTX: pipelined tcgen05 instructions),
+    and one elected thread of the warp, always the same, issues all of them. No such order holds for a copy after the
+    product that read what it overwrites: the slot's barriers order these, with a fence (`after_sync`) behind the wait.
+
     Descriptors are those of the first slot; another one is a fixed number of units further on.
     """
 
@@ -72,7 +77,7 @@ class TensorCore:
         return columns, columns + self.geometry.sfa_columns
 
     def copy_scales(self, slot: Int32) -> None:
-        """A copy an atom: to four columns, once into each of the four groups of 32 lanes."""
+        """A copy an atom: to four columns, once into each of the four groups of 32 lanes. `multiply` need not wait."""
         g = self.geometry
         columns_a, columns_b = self.scale_columns(slot)
         sfa, sfb = self.sfa + slot * (g.sfa_bytes // UNIT), self.sfb + slot * (g.sfb_bytes // UNIT)
@@ -84,7 +89,10 @@ class TensorCore:
                     _copy_atom(columns_b + (step * g.atoms_n + atom) * ATOM_COLUMNS, source)
 
     def multiply(self, slot: Int32, sums: Int32, tile: Int32, accumulate: Boolean) -> None:
-        """accumulator `sums` (+)= (a x scales) @ (b x scales)^T of the slot, for the `tile`-th tile of b."""
+        """accumulator `sums` (+)= (a x scales) @ (b x scales)^T of the slot, for the `tile`-th tile of b.
+
+        Runs after `copy_scales` of the same slot by the order of issue; see the class.
+        """
         g = self.geometry
         columns_a, columns_b = self.scale_columns(slot)
         a, b = self.a + slot * (g.a_bytes // UNIT), self.b + slot * (g.b_bytes // UNIT)

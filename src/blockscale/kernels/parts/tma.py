@@ -1,5 +1,6 @@
 """Operands on their way from global to shared memory: tensor maps, boxes, and where a box lands.
 
+A box is what one copy brings: so many elements in each dimension of a tensor, wherever it begins (PTX: tensor copies).
 A tensor map sees codes as bytes, since the tensor core takes them packed, and a scale atom as 256 elements of 16 bits,
 since a box has at most 256 elements in a dimension. What lies outside of a tensor arrives as zeros, which add nothing.
 """

@@ -1,7 +1,5 @@
-"""A backend for every CUDA GPU: operands are expanded on the device and go through torch's matmul (cuBLAS).
-
-It has no kernel of ours and keeps no weight expanded, so it saves memory and costs time: a reference to run models with
-where there is no kernel yet, chosen by name alone (`backend="matmul"`).
+"""The sm_90a backend (H100, H200) until it has kernels of its own: operands are expanded on the device, exactly, and go
+through torch's matmul. It keeps no weight expanded, so it saves memory and costs time; no speed is claimed.
 
 What keeps the result contract of tensor cores: code x scale has six significand bits and lies between 2^-10 and 2688,
 exact in bf16 and fp16, so products are exact and sums are fp32; global scales, alpha, bias and activation come after,
@@ -20,12 +18,18 @@ from blockscale.tensor import NVFP4Tensor
 
 _STRIP = 1 << 25  # elements of a weight that are expanded at a time
 
+CAPABILITY = (9, 0)
 ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 
 def why_not() -> str | None:
-    """None if torch sees a CUDA GPU."""
-    return None if torch.cuda.is_available() else "torch sees no CUDA GPU"
+    """None if torch sees a GPU of compute capability 9.0."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA GPU"
+    found = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+    return (
+        None if CAPABILITY in found else f"needs a GPU of compute capability 9.0; here is {found[0][0]}.{found[0][1]}"
+    )
 
 
 def gemm(
@@ -45,7 +49,7 @@ def gemm(
         ValueError: invariant results are asked for, or fp32 ones while torch multiplies fp32 in TF32.
     """
     if invariant:
-        raise ValueError("invariant: True, but the matmul backend's order of summation depends on M; expected False")
+        raise ValueError("invariant: True, but the sm90 backend's order of summation depends on M; expected False")
     dtype = torch.bfloat16 if isinstance(a, NVFP4Tensor) else a.dtype
     if dtype == torch.float32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         raise ValueError("a: float32, while torch.backends.cuda.matmul.allow_tf32 is set; the result would be TF32's")

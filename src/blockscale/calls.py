@@ -39,7 +39,7 @@ def needed(a: Any, b: Any, alpha: Any, bias: Any, out: Any) -> bool:
     flat = [y for x in (a, b, alpha, bias, out) for y in (x if isinstance(x, (list, tuple)) else (x,))]
     tensors = [x.codes if isinstance(x, NVFP4Tensor) else x for x in flat]
     outputs = out if isinstance(out, (list, tuple)) else (out,)
-    return ops.traced(*tensors) or ops.needs_gradient(*(x for x in tensors if not any(x is y for y in outputs)))
+    return ops.must_trace(*tensors) or ops.needs_gradient(*(x for x in tensors if not any(x is y for y in outputs)))
 
 
 def gemm(
