@@ -50,7 +50,7 @@ ROOMS = {
         },
         "op_kernels": {"api", "formats", "ops", "quantize", "tensor", "threads", "calls"},
         "checkpoints": {"_version", "formats", "quantize", "tensor", "threads"},
-        "nn": {"api", "arguments", "checkpoints", "formats", "ops", "progress", "quantize", "tensor"},
+        "nn": {"api", "arguments", "backends", "checkpoints", "formats", "ops", "progress", "quantize", "tensor"},
         "parallel": {"api", "formats", "nn", "ops", "quantize", "tensor"},
         "": {
             "_version",

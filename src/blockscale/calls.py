@@ -53,7 +53,7 @@ def gemm(
     out: Tensor | None,
 ) -> Tensor:
     """`blockscale.gemm` of operands that are each (values or codes, scales of the raw form)."""
-    parts = _part("a", *a, k, layout), _part("b", *b, k, layout)
+    parts = _part("a", *a, k, layout), _part("b", *b, k, layout, weight=True)
     return _call("gemm", parts, (), options, alpha, bias, out)
 
 
@@ -62,12 +62,12 @@ def grouped_gemm(
 ) -> Tensor | list[Tensor]:
     """`blockscale.grouped_gemm`; `groups` are group_sizes, group_offsets and masked_m. Lists become single products."""
     if not isinstance(a, (list, tuple)) and not isinstance(b, (list, tuple)):
-        return _call("grouped_gemm", (_part("a", a), _part("b", b)), groups, options, alpha, bias, out)
+        return _call("grouped_gemm", (_part("a", a), _part("b", b, weight=True)), groups, options, alpha, bias, out)
     if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)) or len(a) != len(b):
         raise ValueError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists of one length")
     if any(given is not None for given in groups):
         raise ValueError("group_sizes, group_offsets, masked_m: they do not go with the list form; expected None")
-    parts = [(_part(f"a[{i}]", x), _part(f"b[{i}]", y)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    parts = [(_part(f"a[{i}]", x), _part(f"b[{i}]", y, weight=True)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
     each = zip(
         parts,
         alpha if isinstance(alpha, Tensor) and alpha.ndim else [alpha] * len(a),
@@ -79,7 +79,7 @@ def grouped_gemm(
 
 
 def encode(config: Config | None) -> str | None:
-    """A configuration as an operator takes it."""
+    """A configuration as an operator takes it, written in a way that Dynamo can follow."""
     return None if config is None else ";".join([f"{name}={getattr(config, name)!r}" for name in _FIELDS])
 
 
@@ -91,12 +91,20 @@ def decode(text: str | None) -> Config | None:
     return Config(**{name: ast.literal_eval(value) for name, _, value in given})
 
 
-def _part(name: str, x: Any, scales: Tensor | None = None, k: int | None = None, layout: str = LINEAR) -> Part:
+def _part(
+    name: str,
+    x: Any,
+    scales: Tensor | None = None,
+    k: int | None = None,
+    layout: str = LINEAR,
+    *,
+    weight: bool = False,
+) -> Part:
     if isinstance(x, NVFP4Tensor):
         if scales is not None or k is not None:
             raise ValueError(f"{name}_sf, k: given, but they go with raw operands only; {name} is an NVFP4Tensor")
         return x.operand(), x.shape[-1]
-    if not isinstance(x, Tensor) or (name[0] == "b" and scales is None):
+    if not isinstance(x, Tensor) or (weight and scales is None):
         raise TypeError(f"{name}: {arguments.kind(x)}, expected an NVFP4Tensor, or packed codes with {name}_sf")
     if scales is None:
         return ops.Operand(x, None, None, None, LINEAR), x.shape[-1]

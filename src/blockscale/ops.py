@@ -164,7 +164,7 @@ def _(call: SimpleNamespace) -> Tensor:
 
 @_fake("gemm")
 def _(call: SimpleNamespace) -> Tensor:
-    _check_k(call)
+    _check_sizes(call)
     batch = torch.broadcast_shapes(call.a.shape[:-2], call.b.shape[:-2])  # type: ignore[no-untyped-call]
     shape = (*batch, call.a.shape[-2], call.b.shape[-2])
     return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
@@ -172,13 +172,15 @@ def _(call: SimpleNamespace) -> Tensor:
 
 @_fake("grouped_gemm")
 def _(call: SimpleNamespace) -> Tensor:
-    _check_k(call)
+    _check_sizes(call)
     return torch.empty((*call.a.shape[:-1], call.b.shape[-2]), dtype=call.out_dtype, device=call.a.device)
 
 
-def _check_k(call: SimpleNamespace) -> None:
+def _check_sizes(call: SimpleNamespace) -> None:
     if call.a_scales is None and call.a.shape[-1] != call.k:
         raise ValueError(f"a: K = {call.a.shape[-1]}, but b has K = {call.k}")
+    if call.bias is not None and call.bias.shape[-1] != call.b.shape[-2]:
+        raise ValueError(f"bias: shape {tuple(call.bias.shape)}, but b has N = {call.b.shape[-2]}")
 
 
 def _gradient_shapes(call: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -214,8 +216,18 @@ def _register_gradients(operator: str) -> None:
     torch.library.register_autograd(f"blockscale::{operator}", backward, setup_context=save)
 
 
+def _refuse_gradients(operator: str) -> None:
+    """A gradient of a gradient would be silently zero otherwise."""
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(f"blockscale::{operator} has no gradient: there are no gradients of gradients")
+
+    torch.library.register_autograd(f"blockscale::{operator}", backward)
+
+
 for _name in ("gemm", "grouped_gemm"):
     _register_gradients(_name)
+    _refuse_gradients(f"{_name}_backward")
 
 
 def _register_straight_through() -> None:

@@ -108,11 +108,16 @@ class RowLinear(Linear):
 
     layouts: Layouts
     first: int  # of the columns that are here
+    whole: int  # in_features of all ranks, without padding
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 1:
+            return self.forward(x.unsqueeze(0)).squeeze(0)
         dtype = computed_in(x)
         if self.layouts.input == Replicate():
             local = self.layouts.local_input(x, Replicate())
+            if local.shape[-1] != self.whole:
+                raise ValueError(f"x: K = {local.shape[-1]}, expected {self.whole}")
             missing = max(0, self.first + self.in_features - local.shape[-1])
             local = torch.nn.functional.pad(local, (0, missing)).narrow(-1, self.first, self.in_features)
         else:
@@ -149,7 +154,8 @@ class ColumnParallel(ParallelStyle):
         output_layouts: Shard(-1), or Replicate() to gather y.
         use_local_output: y as a plain local tensor, or as a DTensor.
         pad: cut on multiples of 16 rows and fill the last ranks up with zeros, so that a `RowParallel(pad=True)` layer
-            can follow. Otherwise out_features must be a multiple of the number of ranks.
+            can follow: with output_layouts=Shard(-1), y then has more than out_features columns, the last ones zero
+            before an activation. Otherwise out_features must be a multiple of the number of ranks.
     """
 
     def __init__(
@@ -215,7 +221,7 @@ class RowParallel(ParallelStyle):
         _reshape(linear, take(linear.weight, slice(0, n), slice(rank * mine, (rank + 1) * mine)))
         linear.__class__ = RowLinear
         sharded: Any = linear
-        sharded.first = rank * mine
+        sharded.first, sharded.whole = rank * mine, k
         sharded.layouts = Layouts(device_mesh, self.input_layouts, self.output_layouts, self.use_local_output)
         return linear
 

@@ -71,6 +71,11 @@ def main(rank, ranks, folder):
     gathered = ColumnParallel(output_layouts=Replicate(), pad=True)
     model = parallelize_module(model, mesh, {"0": gathered, "2": RowParallel(input_layouts=Replicate())})
     found["gathered"] = run_pair(model, x)
+    found["one row"] = model(x[0, 0]).detach()
+    try:
+        model[2](torch.ones(2, 48))
+    except ValueError as error:
+        found["refused"] = str(error)
     model = parallelize_module(
         pair(HIDDEN["even"], None),
         mesh,

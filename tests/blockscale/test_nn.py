@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -259,3 +260,111 @@ def test_modules_compile_in_one_piece():
     with torch.no_grad():
         program = torch.export.export(model, (x.detach(),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
         assert same_bits(program.module()(x[:5]), model(x[:5]))
+
+
+@pytest.mark.parametrize("activations", [None, "dynamic", "static"])
+@pytest.mark.parametrize("to", ["modelopt", "compressed-tensors", "blockscale"])
+def test_a_checkpoint_keeps_what_activations_are(activations, to, tmp_path):
+    model = nn.Sequential(nn.Linear(K, 48), nn.GELU(), nn.Linear(48, 16))
+    calibrate = _calibrate if activations == "static" else None
+    bs.nn.quantize_model(model, activations=activations, calibrate=calibrate)
+    bs.save_checkpoint(bs.nn.named_weights(model), tmp_path / "saved", to=to)
+    fresh = nn.Sequential(nn.Linear(K, 48), nn.GELU(), nn.Linear(48, 16))
+    bs.nn.load_into(fresh, tmp_path / "saved")
+    assert fresh[0].activations == fresh[2].activations == activations
+    if to == "modelopt":
+        assert same_bits(_run(fresh), _run(model))
+    bs.nn.load_into(fresh, tmp_path / "saved")  # into what is quantised already
+    torch.testing.assert_close(_run(fresh), _run(model))
+    other = nn.Sequential(nn.Linear(K, 48), nn.GELU(), nn.Linear(48, 16))
+    bs.nn.quantize_model(other, activations=None if activations else "dynamic")
+    with pytest.raises(ValueError, match=r"0.weight: activations .* in the checkpoint, but .* in the model's layer"):
+        bs.nn.load_into(other, tmp_path / "saved")
+
+
+def test_experts_go_round_and_what_does_not_fit_changes_nothing(tmp_path):
+    def build(seed, hidden=48):
+        torch.manual_seed(seed)
+        up, down = (bs.nn.GroupedLinear.from_weights(torch.randn(3, *s)) for s in ((2 * hidden, 32), (32, hidden)))
+        return nn.ModuleDict({"experts": bs.nn.Experts(up, down, nn.functional.silu), "out": nn.Linear(32, 4)})
+
+    bs.save_checkpoint(bs.nn.named_weights(build(1)), tmp_path / "saved")
+    target = build(2)
+    bs.nn.load_into(target, tmp_path / "saved")
+    for name, value in build(1).state_dict().items():
+        assert same_bits(target.state_dict()[name], value)
+    for other, message in (
+        (build(3, hidden=64), r"experts.down.0.weight: shape \(32, 48\), but the model has \(32, 64\)"),
+        (nn.ModuleDict({"out": nn.Linear(32, 4)}), "has more than the model's linear layers"),
+        (nn.ModuleDict({**build(3), "more": nn.Linear(2, 2)}), "lacks more.weight, more.bias"),
+    ):
+        before = {name: t.clone() for name, t in other.state_dict().items()}
+        with pytest.raises(ValueError, match=message):
+            bs.nn.load_into(other, tmp_path / "saved")
+        assert all(same_bits(t, before[name]) for name, t in other.state_dict().items())
+
+
+def test_layers_that_may_do_more_are_left_with_a_reason():
+    model = nn.ModuleDict({name: nn.Linear(K, 16) for name in ("hooked", "patched", "wide", "empty", "tied")})
+    model["hooked"].register_forward_hook(lambda *_: None)
+    model["patched"].forward = lambda x: x
+    model["wide"].double()
+    model["normed"] = torch.nn.utils.parametrizations.weight_norm(nn.Linear(K, 16))
+    model["lazy"] = nn.LazyLinear(16)
+    model["encoder"] = nn.TransformerEncoderLayer(32, 2, 48, batch_first=True).eval()
+    model["lm_head"] = model["tied"]
+    report = bs.nn.quantize_model(model)
+    reasons = {layer.name: layer.reason for layer in report.layers}
+    assert reasons.pop("empty") is None
+    assert set(reasons) >= {"hooked", "patched", "wide", "normed", "lazy", "tied", "encoder.linear1"}
+    assert None not in reasons.values()
+    x = torch.randn(1, 3, 32)
+    with torch.no_grad():
+        assert model["encoder"](x).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lambda m: bs.nn.quantize_model(m, exclude="lm_head"), TypeError, "exclude: a string, 'lm_head'"),
+        (
+            lambda m: bs.nn.quantize_model(m, include=["nothing.*"]),
+            ValueError,
+            r"include: 'nothing.\*' matches no layer",
+        ),
+        (lambda m: bs.nn.quantize_model(m, backend="sm10"), ValueError, "backend: 'sm10'"),
+        (lambda m: bs.nn.Linear.from_linear(nn.Conv1d(1, 1, 1)), TypeError, "linear: Conv1d"),
+        (
+            lambda m: bs.nn.Linear.from_linear(m[0], activations="static", input_scale=-1.0),
+            ValueError,
+            r"input_scale: -1.0",
+        ),
+        (
+            lambda m: bs.nn.Linear.from_weight(bs.quantize(m[0].weight), torch.ones(N, dtype=torch.int32)),
+            ValueError,
+            "bias: torch.int32",
+        ),
+        (
+            lambda m: bs.nn.GroupedLinear.from_weights([torch.ones(4, 32), torch.ones(4, 48)]),
+            ValueError,
+            r"weights: shapes \[\(4, 32\), \(4, 48\)\]",
+        ),
+        (lambda m: bs.nn.GroupedLinear(2, 32, 32, activations="static"), ValueError, "activations: 'static'"),
+    ],
+)
+def test_more_refusals(act, error, message):
+    with pytest.raises(error, match=message):
+        act(_model())
+
+
+def test_calibration_follows_keyword_calls_and_progress_is_told():
+    model, steps = nn.Sequential(nn.Linear(K, N)), []
+
+    @contextmanager
+    def progress(total):
+        steps.append(total)
+        yield lambda: steps.append("step")
+
+    bs.nn.quantize_model(model, calibrate=lambda m: m[0](input=torch.ones(2, K)), progress=progress)
+    assert float(model[0].input_scale) == pytest.approx(1 / 2688)
+    assert steps == [1, "step"]

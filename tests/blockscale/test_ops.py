@@ -80,7 +80,9 @@ def test_opcheck_through_the_compilers_middle_end():
 
 def test_eager_calls_go_past_the_dispatcher_and_add_little():
     x = torch.randn(M, K)
-    cost = min(timeit.repeat(lambda: ops.must_trace(x, x, None, None, None) or ops.needs_gradient(x, None), number=2000))
+    cost = min(
+        timeit.repeat(lambda: ops.must_trace(x, x, None, None, None) or ops.needs_gradient(x, None), number=2000)
+    )
     assert cost / 2000 < 5e-6, f"{cost / 2000 * 1e6:.2f} us"
 
 
@@ -252,3 +254,20 @@ def test_tracing_refuses_what_eager_refuses():
         bs.gemm(x, w, activation="tanh")
     with pytest.raises(ValueError, match="a_sf, k: given"):
         bs.gemm(bs.quantize(x), w, k=K, bias=torch.ones(N, requires_grad=True))
+
+
+def test_a_gradient_of_a_gradient_is_refused():
+    w, x = bs.quantize(torch.randn(N, K)), torch.randn(M, K, requires_grad=True)
+    y = bs.gemm(x, w, activation="silu", out_dtype=torch.float32).square().sum()
+    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="there are no gradients of gradients"):
+        gradient.square().sum().backward()
+
+
+def test_fake_kernels_refuse_a_bias_that_does_not_fit():
+    w = bs.quantize(torch.randn(N, K))
+    with FakeTensorMode() as mode:
+        parts = (mode.from_tensor(t) for t in (w.codes, w.scales, w.global_scale))
+        fake, x, bias = bs.NVFP4Tensor(*parts, w.layout, w.shape), torch.empty(M, K), torch.empty(5)
+        with pytest.raises(ValueError, match=r"bias: shape \(5,\), but b has N = 40"):
+            bs.gemm(x, fake, bias=bias)

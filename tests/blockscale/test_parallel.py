@@ -64,6 +64,8 @@ def test_gathered_and_distributed_results_are_the_same(results):
     for found in results:
         for mine, theirs in zip(found["gathered"][:3], expected[:3], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found["one row"], expected[1][0, 0], rtol=1e-5, atol=1e-5)
+        assert found["refused"] == "x: K = 48, expected 640"
         torch.testing.assert_close(found["distributed"], expected[1], rtol=1e-5, atol=1e-5)
 
 

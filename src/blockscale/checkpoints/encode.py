@@ -133,7 +133,8 @@ def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -
     for name in tensors:
         value = tensors[name]
         if isinstance(value, NVFP4Tensor):
-            kind = STATIC if stem_of(name) in static else WEIGHT_ONLY
+            said = getattr(tensors, "activations", {}).get(stem_of(name)[:-1], WEIGHT_ONLY)
+            kind = STATIC if stem_of(name) in static else said
             has_divisor, load = value.divisor is not None, partial(_look_up_weight, tensors, name)
             weight = Weight(name, tuple(value.shape), value.layout, (), has_divisor, kind, False, load)
             yield weight_unit(weight, convention)

@@ -55,7 +55,8 @@ def save_checkpoint(
     """Write a checkpoint. The old one stays whole until the new one is complete, whatever happens in between.
 
     Args:
-        tensors: names of weights -> NVFP4Tensor, any other names -> Tensor; or what `load_checkpoint` returned, which
+        tensors: names of weights -> NVFP4Tensor, any other names -> Tensor, and perhaps an attribute `activations`,
+            modules -> "static", "dynamic" or "weight-only"; or what `load_checkpoint` returned, which
             in its own convention is written back byte for byte, and of which no more than a weight is held at a time.
         path: a file if it ends in ".safetensors", otherwise a directory: tensors, an index if there are several files,
             config.json, and for ModelOpt hf_quant_config.json. From a directory, other small files come along.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from blockscale.checkpoints import Checkpoint, load_checkpoint
+from blockscale.checkpoints.config import WEIGHT_ONLY
 from blockscale.formats.layouts import ATOMS
 from blockscale.nn.frozen import Frozen
 from blockscale.nn.grouped import GroupedLinear
@@ -17,17 +19,30 @@ from blockscale.tensor import NVFP4Tensor
 _INPUT_SCALES = (".input_scale", ".input_global_scale")
 
 
-def named_weights(model: torch.nn.Module) -> dict[str, NVFP4Tensor | Tensor]:
+class ModelWeights(dict[str, NVFP4Tensor | Tensor]):
+    """Tensors by name; `activations` says of each quantised module "static", "dynamic" or "weight-only"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activations: dict[str, str] = {}
+
+
+def named_weights(model: torch.nn.Module) -> ModelWeights:
     """What `save_checkpoint` takes: the model's state, with an NVFP4Tensor for each quantised weight, named as in the
-    unquantised model; those of a group e are "NAME.e.weight"."""
+    unquantised model; those of a group e are "NAME.e.weight". Divisors that a checkpoint brought are not among it."""
     frozen = {name: module for name, module in model.named_modules() if isinstance(module, Frozen)}
     own = {_join(name, buffer) for name, module in frozen.items() for buffer in module._buffers}
-    tensors: dict[str, NVFP4Tensor | Tensor] = {k: v for k, v in model.state_dict().items() if k not in own}
+    tensors = ModelWeights()
+    tensors.update({name: value for name, value in model.state_dict().items() if name not in own})
     for name, module in frozen.items():
+        each: dict[str, NVFP4Tensor] = {}
         if isinstance(module, GroupedLinear):
-            tensors |= {_join(name, f"{e}.weight"): weight for e, weight in enumerate(module.each())}
+            each = {_join(name, str(e)): weight for e, weight in enumerate(module.each())}
         elif isinstance(module, Linear):
-            tensors[_join(name, "weight")] = module.weight
+            each = {name: module.weight}
+        for owner, weight in each.items():
+            tensors[_join(owner, "weight")] = weight
+            tensors.activations[owner] = module.activations or WEIGHT_ONLY
         if module.input_scale is not None:
             tensors[_join(name, "input_scale")] = module.input_scale
     return tensors
@@ -43,63 +58,81 @@ def load_into(model: torch.nn.Module, checkpoint_path: str | os.PathLike[str], *
 
     Args:
         checkpoint_path: what `load_checkpoint` opens.
-        strict: refuse a checkpoint that has more or less than the model.
+        strict: refuse a checkpoint that has more or less than the model; the experts of other libraries' checkpoints
+            count as more, since they are named otherwise.
 
     Raises:
-        ValueError: a name or shape does not fit, naming it; CheckpointError for a broken file.
+        ValueError: a name, a shape or the kind of activations does not fit, naming it; nothing has changed then.
+        CheckpointError: a file is broken.
     """
     checkpoint = load_checkpoint(checkpoint_path, layout=ATOMS)
-    plain: dict[str, Tensor] = {}
-    for name in checkpoint:
-        value = checkpoint[name]
-        if isinstance(value, NVFP4Tensor):
-            _fill(model, name, value, checkpoint)
-        elif not name.endswith(_INPUT_SCALES):
-            plain[name] = value
+    plain = [name for name in checkpoint.plain if not name.endswith(_INPUT_SCALES)]
+    quantised = [name for name in checkpoint if name not in checkpoint.plain]
+    places = {name: _place(model, name, checkpoint) for name in quantised}
     state = model.state_dict(keep_vars=True)
     tied = {id(state[name]) for name in plain if name in state}
     wanted = [name for name in named_weights(model) if not name.endswith(_INPUT_SCALES)]
     missing = [name for name in wanted if name not in checkpoint and id(state.get(name)) not in tied]
-    unexpected = [name for name in plain if name not in state]
+    unexpected = [name for name in plain if name not in state] + [name for name in quantised if places[name] is None]
     if strict and (missing or unexpected):
         raise ValueError(
-            f"{os.fspath(checkpoint_path)}: lacks {', '.join(missing) or 'nothing'}; "
-            f"has more than the model: {', '.join(unexpected) or 'nothing'}"
+            f"{os.fspath(checkpoint_path)}: lacks {', '.join(missing) or 'nothing'}; has more than the model's linear "
+            f"layers and other tensors: {', '.join(unexpected) or 'nothing'}"
         )
-    for name, value in plain.items():
+    for name in plain:
         if name in state:
-            _put(model, name, state[name], value)
+            _check_shape(name, checkpoint.plain[name].shape, state[name].shape)
+    for name, place in places.items():
+        if place is not None:
+            _fill(model, name, place, checkpoint)
+    for name in plain:
+        if name in state:
+            _put(model, name, state[name], checkpoint.plain[name].tensor())
 
 
-def _fill(model: torch.nn.Module, name: str, weight: NVFP4Tensor, checkpoint: Checkpoint) -> None:
-    """Put one NVFP4 weight where it belongs."""
+Place = tuple[torch.nn.Linear | Frozen, tuple[int, ...]]
+"""The layer that a weight is of, and its group."""
+
+
+def _place(model: torch.nn.Module, name: str, checkpoint: Checkpoint) -> Place | None:
+    """Where an NVFP4 weight belongs, or None. Raises ValueError if the layer there is another kind."""
     owner, _, last = name.rpartition(".")
     module = _submodule(model, owner) if last == "weight" else None
-    if type(module) is torch.nn.Linear:
-        _check_shape(name, weight, module.weight.shape)
-        _replace(model, owner, module, weight, checkpoint.layers[name].activations, checkpoint.input_scale(name))
-        return
-    if isinstance(module, Linear):
-        _check_shape(name, weight, module.shape)
-        module.write(weight, (), checkpoint.input_scale(name))
-        return
-    group, _, index = owner.rpartition(".")
+    group, _, number = owner.rpartition(".")
     stack = _submodule(model, group)
-    if last == "weight" and isinstance(stack, GroupedLinear) and index.isdecimal() and int(index) < stack.groups:
-        _check_shape(name, weight, stack.shape[1:])
-        stack.write(weight, (int(index),), None)
+    found: Place | None = None
+    if type(module) is torch.nn.Linear:
+        _check_shape(name, checkpoint.shape(name), module.weight.shape)
+        return module, ()
+    if isinstance(module, Linear):
+        found, shape = (module, ()), module.shape
+    elif last == "weight" and isinstance(stack, GroupedLinear) and number.isdecimal() and int(number) < stack.groups:
+        found, shape = (stack, (int(number),)), stack.shape[1:]
+    if found is None:
+        return None
+    _check_shape(name, checkpoint.shape(name), shape)
+    theirs, mine = checkpoint.layers[name].activations, found[0].activations or WEIGHT_ONLY
+    if theirs != mine:
+        raise ValueError(f"{name}: activations {theirs} in the checkpoint, but {mine} in the model's layer")
+    return found
+
+
+def _fill(model: torch.nn.Module, name: str, place: Place, checkpoint: Checkpoint) -> None:
+    """Put one NVFP4 weight where it belongs."""
+    module, group = place
+    weight, scale = checkpoint.weight(name), checkpoint.input_scale(name)
+    if isinstance(module, Frozen):
+        module.write(weight, group, scale)
         return
-    raise ValueError(f"{name}: an NVFP4 weight, but the model has no linear layer of that name")
-
-
-def _replace(
-    model: torch.nn.Module, name: str, old: torch.nn.Linear, weight: NVFP4Tensor, kind: str, scale: Tensor | None
-) -> None:
-    activations = "static" if scale is not None else "dynamic" if kind == "dynamic" else None
-    device = torch.device("cpu") if old.weight.is_meta else old.weight.device
-    made = Linear.from_weight(weight.to(device), old.bias, activations=activations, input_scale=scale)
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, made.train(old.training))
+    kind = checkpoint.layers[name].activations
+    device = torch.device("cpu") if module.weight.is_meta else module.weight.device
+    made = Linear.from_weight(
+        weight.to(device), module.bias, activations=None if kind == WEIGHT_ONLY else kind, input_scale=scale
+    ).train(module.training)
+    for parent in model.modules():
+        for own, child in list(parent._modules.items()):
+            if child is module:
+                setattr(parent, own, made)
 
 
 def _submodule(model: torch.nn.Module, name: str) -> torch.nn.Module | None:
@@ -109,14 +142,13 @@ def _submodule(model: torch.nn.Module, name: str) -> torch.nn.Module | None:
         return None
 
 
-def _check_shape(name: str, given: NVFP4Tensor | Tensor, expected: torch.Size) -> None:
-    if given.shape != expected:
-        raise ValueError(f"{name}: shape {tuple(given.shape)}, but the model has {tuple(expected)}")
+def _check_shape(name: str, given: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(given) != tuple(expected):
+        raise ValueError(f"{name}: shape {tuple(given)}, but the model has {tuple(expected)}")
 
 
 def _put(model: torch.nn.Module, name: str, old: Tensor, value: Tensor) -> None:
     """Copy `value` into a parameter or buffer; in the place of one on "meta" it comes itself."""
-    _check_shape(name, value, old.shape)
     if not old.is_meta:
         with torch.no_grad():
             old.copy_(value)

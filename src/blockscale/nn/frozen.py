@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blockscale import arguments
+from blockscale.backends import NAMES
 from blockscale.formats.layouts import ATOMS, K_ALIGN, round_up
 from blockscale.ops import needs_gradient, scale_shape
 from blockscale.quantize import quantize
@@ -54,6 +55,8 @@ class Frozen(torch.nn.Module):
         super().__init__()
         if activations not in ACTIVATIONS:
             raise ValueError(f"activations: {activations!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}")
+        if backend is not None and backend not in NAMES:
+            raise ValueError(f"backend: {backend!r}, expected None or one of {', '.join(map(repr, NAMES))}")
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in shape):
             raise ValueError(f"sizes: {shape}, expected positive integers")
         self.shape, self.activations, self.backend = torch.Size(shape), activations, backend

@@ -36,6 +36,8 @@ class GroupedLinear(Frozen):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if activations == "static":
+            raise ValueError("activations: 'static', expected None or 'dynamic' for groups")
         shape = (groups, out_features, in_features)
         of_bias = (groups, out_features) if bias else None
         super().__init__(
@@ -56,8 +58,14 @@ class GroupedLinear(Frozen):
         """Quantises E weights (N, K), each under a global scale of its own; `bias` (E, N). For weights on "meta" the
         layer is there too, to be filled.
 
-        `activations` is None or "dynamic"; for "static" set the buffer `input_scale` of a module made with it.
+        Raises:
+            ValueError: the weights are no matrices of one shape, or the bias does not fit.
         """
+        shapes = {tuple(weight.shape) for weight in weights}
+        if len(shapes) != 1 or len(next(iter(shapes))) != 2:
+            raise ValueError(f"weights: shapes {sorted(shapes)}, expected matrices (N, K) of one shape")
+        if bias is not None and bias.shape != (len(weights), weights[0].shape[0]):
+            raise ValueError(f"bias: shape {tuple(bias.shape)}, expected ({len(weights)}, {weights[0].shape[0]})")
         e, (n, k), device = len(weights), weights[0].shape, weights[0].device
         made = cls(e, k, n, False, activations=activations, backend=backend, device=device)
         if device.type != "meta":

@@ -10,7 +10,7 @@ from torch import Tensor
 from blockscale.api import gemm
 from blockscale.nn.frozen import Frozen, computed_in
 from blockscale.quantize import quantize
-from blockscale.tensor import NVFP4Tensor
+from blockscale.tensor import FLOAT_DTYPES, LARGEST_GLOBAL_SCALE, NVFP4Tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,6 +59,8 @@ class Linear(Frozen):
             method: of `quantize`.
             input_scale: the activations' global scale, for activations="static".
         """
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"linear: {type(linear).__name__}, expected a torch.nn.Linear")
         weight = linear.weight.detach()
         made = cls._empty(linear.in_features, linear.out_features, activations, backend, weight.device)
         if weight.device.type != "meta":
@@ -82,8 +84,8 @@ class Linear(Frozen):
         if not isinstance(weight, NVFP4Tensor) or weight.ndim != 2:
             raise ValueError(f"weight: {weight!r}, expected an NVFP4Tensor of shape (N, K)")
         n, k = weight.shape
-        if bias is not None and bias.shape != (n,):
-            raise ValueError(f"bias: shape {tuple(bias.shape)}, expected ({n},)")
+        if bias is not None and (bias.shape != (n,) or bias.dtype not in FLOAT_DTYPES):
+            raise ValueError(f"bias: {bias.dtype} of shape {tuple(bias.shape)}, expected ({n},) in fp32, bf16 or fp16")
         made = cls._empty(k, n, activations, backend, "meta")
         made.adopt(weight)
         made.bias = bias if bias is None or isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias)
@@ -100,6 +102,8 @@ class Linear(Frozen):
         if (scale is None) == (self.activations == "static") and self.codes.device.type != "meta":
             raise ValueError(f"input_scale: {scale!r}, expected one for activations='static' and only then")
         if scale is not None:
+            if not 0 < float(scale) <= LARGEST_GLOBAL_SCALE:
+                raise ValueError(f"input_scale: {float(scale)}, expected a positive multiplier")
             self.input_scale = torch.full((), float(scale), dtype=torch.float32, device=self.codes.device)
 
     @property

@@ -6,18 +6,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockscale.checkpoints.config import any_of, wildcard
+from blockscale.checkpoints.config import wildcard
 from blockscale.checkpoints.model import EXCLUDED, snr_db
+from blockscale.checkpoints.save import Progress
 from blockscale.nn.frozen import ACTIVATIONS
 from blockscale.nn.grouped import Experts, GroupedLinear
 from blockscale.nn.linear import Linear
 from blockscale.progress import progress
 from blockscale.quantize import METHODS, global_scale_for
+from blockscale.tensor import FLOAT_DTYPES
 
 # Classes of transformers whose experts are gated, without biases, the gate's rows first: what `Experts` computes.
 EXPERTS = ("MixtralExperts", "Qwen2MoeExperts", "Qwen3MoeExperts")
@@ -57,6 +60,9 @@ def _outcome(layer: LayerReport) -> str:
     return f"{shape:>14}  {layer.bytes_before:,} -> {layer.bytes_after:,} bytes{snr}"
 
 
+_bar: Progress = partial(progress, "quantising")
+
+
 def quantize_model(
     model: torch.nn.Module,
     *,
@@ -66,9 +72,10 @@ def quantize_model(
     activations: str | None = None,
     calibrate: Callable[[torch.nn.Module], object] | None = None,
     backend: str | None = None,
+    progress: Progress = _bar,
 ) -> ModelReport:
     """Replace every torch.nn.Linear, and the experts of Mixtral and Qwen-MoE models, by layers with NVFP4 weights; in
-    place, one layer at a time, with a progress bar on a terminal. A model on "meta" gets the layers without values, to
+    place, one layer at a time. A model on "meta" gets the layers without values, to
     be filled by `load_into` or `load_state_dict`.
 
     Args:
@@ -79,6 +86,9 @@ def quantize_model(
         calibrate: called with the model, before anything is replaced, to run it on representative inputs; the largest
             magnitude that a layer meets gives its static scale. Implies activations="static".
         backend: of the new layers.
+        progress: given the number of layers, a block that yields what is called after each; by default a bar.
+
+    Layers that may do more than multiply (subclasses, hooks) stay as they are, with a reason in the report.
 
     Raises:
         ValueError, TypeError: naming the argument, or the layer whose weight is not finite; layers before it are
@@ -104,7 +114,7 @@ def quantize_model(
     elif activations == "static" and not all(module.weight.is_meta for module in layers):
         raise ValueError("calibrate: None, but activations='static' needs it")
     reports, made = [], {}
-    with progress("quantising", len(chosen)) as advance:
+    with progress(len(chosen)) as advance:
         for name, module, reason in chosen:
             report = LayerReport(name, *_described(module), None, reason)
             if reason is None:
@@ -122,22 +132,56 @@ def quantize_model(
 def _choose(
     model: torch.nn.Module, include: Sequence[str], exclude: Sequence[str]
 ) -> list[tuple[str, Any, str | None]]:
-    """Every layer there is to quantise: its name, itself, and the reason why it is left as it is, or None."""
-    included, excluded = (any_of([wildcard(pattern) for pattern in patterns]) for patterns in (include, exclude))
+    """Every layer there is to quantise: its first name, itself, and the reason why it is left as it is, or None. A
+    layer with several names is excluded if any of them is."""
+    names: dict[torch.nn.Module, list[str]] = {}
+    own: set[torch.nn.Module] = set()  # layers whose owner reads their weight itself
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ in EXPERTS:
+            names.setdefault(module, []).append(name)
+        if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
+            own |= {module.linear1, module.linear2}
+    every = [name for given in names.values() for name in given]
+    included, excluded = (_matching(n, p, every) for n, p in (("include", include), ("exclude", exclude)))
     found: list[tuple[str, Any, str | None]] = []
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if not isinstance(module, torch.nn.Linear) and kind not in EXPERTS:
-            continue
+    for module, given in names.items():
         reason = None
-        if not included(name):
+        if not included.intersection(given):
             reason = "not included"
-        elif excluded(name):
+        elif excluded.intersection(given):
             reason = "excluded"
-        elif isinstance(module, torch.nn.Linear) and type(module) is not torch.nn.Linear:
-            reason = f"{kind} is a subclass of Linear that may do more"
-        found.append((name, module, reason))
+        elif module in own:
+            reason = "its TransformerEncoderLayer reads its weight itself"
+        found.append((given[0], module, reason or _obstacle(module)))
     return found
+
+
+def _matching(argument: str, patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+    if isinstance(patterns, str):
+        raise TypeError(f"{argument}: a string, {patterns!r}; expected a list of patterns")
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = set(filter(wildcard(pattern), names))
+        if not matched and pattern not in (*EXCLUDED, "*"):
+            raise ValueError(f"{argument}: {pattern!r} matches no layer; there are {', '.join(names) or 'none'}")
+        found |= matched
+    return found
+
+
+def _obstacle(module: Any) -> str | None:
+    """Why a layer cannot be replaced, or None."""
+    kind = type(module).__name__
+    if isinstance(module, torch.nn.Linear) and type(module) is not torch.nn.Linear:
+        return f"{kind} is a subclass of Linear that may do more"
+    if "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS):
+        return "it has hooks or a forward of its own"
+    weight = _weights(module)[0]
+    if weight.dtype not in FLOAT_DTYPES:
+        return f"its weight is {weight.dtype}"
+    return None if weight.numel() else "its weight is empty"
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _quantised(
@@ -170,6 +214,8 @@ def _weights(module: Any) -> list[Tensor]:
 def _described(module: Any) -> tuple[tuple[int, ...], int, int]:
     """Shape of its (first) weight, and bytes before and after, if it is left as it is."""
     weights = _weights(module)
+    if torch.nn.parameter.is_lazy(weights[0]):
+        return (), 0, 0
     size = sum(weight.nbytes for weight in weights)
     return tuple(weights[0].shape), size, size
 
@@ -208,14 +254,14 @@ def _input_scales(
 
 @contextmanager
 def _watching(layers: dict[Any, str], largest: dict[torch.nn.Module, Tensor]) -> Iterator[None]:
-    def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        x = inputs[0].detach()
+    def look(module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = (inputs[0] if inputs else named["input"]).detach()
         amax = x.abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
         if not torch.isfinite(amax):
             raise ValueError(f"calibrate: {layers[module]} met a value that is not finite")
         largest[module] = torch.maximum(amax, largest.get(module, amax))
 
-    handles = [module.register_forward_pre_hook(look) for module in layers]
+    handles = [module.register_forward_pre_hook(look, with_kwargs=True) for module in layers]
     try:
         yield
     finally:

@@ -36,8 +36,8 @@ def quantize(
     nonfinite: str = "error",
     seed: int | None = None,
 ) -> NVFP4Tensor:
-    """Quantise `x` to NVFP4, without gradients. A block's bits depend on its values and the global scale alone, not on
-    the batch around it, the strides or the number of threads.
+    """Quantise `x` to NVFP4; the result carries no gradient, also where `x` requires one. A block's bits depend on its
+    values and the global scale alone, not on the batch around it, the strides or the number of threads.
 
     Args:
         x: (..., M, K), fp32, bf16 or fp16, on the CPU, any strides. M >= 0, K >= 1.
