@@ -98,6 +98,12 @@ def test_a_sample(number):
     assert entry["products"] + entry["refused"] == len(work)
 
 
+def test_the_documents_tell_what_the_record_holds():
+    text = record.DOCUMENT.read_text()
+    assert record.tell(text) == text, "run: python tests/blockscale/prove/record.py"
+    assert len(sweep.rows()) * len(SCHEDULES) == record.PAIRWISE
+
+
 def test_no_pair_of_values_is_left_out():
     covered = set().union(*(sweep.pairs(row) for row in sweep.rows()))
     assert sorted(sweep.possible_pairs() - covered, key=repr) == []
