@@ -213,8 +213,8 @@ class _Options:
             for p in problems
         ]
         with threads.exact_arithmetic():
-            return [
-                backend.gemm(
+            launches = [
+                backend.prepare(
                     p.a,
                     p.b,
                     p.out,
@@ -226,6 +226,7 @@ class _Options:
                 )
                 for p, alpha, bias in calls
             ]
+            return [launch() for launch in launches]
 
 
 _Operands = tuple[Any, Any, Tensor]
