@@ -4,12 +4,12 @@
 
 The artefact is the real one for sm_100a, its library loaded by the real launcher; CUDA below it is empty_cuda.c, whose
 launches return at once: on a GPU the driver's part comes on top. A tensor alpha lies on the CPU here, so its value is
-checked at every call, which on a GPU it is not. Operands are prebuilt and `out` is given, but for the
-last kind of call; every call is validated. Goal: 10 us, where `out` is given. Also measured: compiling that kernel with
-nothing in the store (goal: 3 s), and taking it from the store in a new process (goal: 1 s; imports not counted).
-Goals are judged by processor time, which other work on the machine changes less than wall time, which is in the record
-beside it: of this thread for a call, of this process and its children for the two others. The load before is in the
-record too. Exit code 1: a goal is missed.
+checked at every call, which on a GPU it is not. Operands are prebuilt and `out` is given, but for the last kind of
+call; every call is validated. Goal: 10 us, where `out` is given. Also measured: compiling that kernel with nothing in
+the store (goal: 3 s), and taking it from the store in a new process (goal: 1 s; imports not counted). Goals are judged
+by processor time, which other work on the machine changes less than wall time, which is in the record beside it: of
+this thread for a call, of this process and its children for the two others. The load before is in the record too. Exit
+code 1: a goal is missed.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import re
 import time
 
 import pytest
@@ -98,9 +99,13 @@ def test_a_sample(number):
     assert entry["products"] + entry["refused"] == len(work)
 
 
-def test_the_documents_tell_what_the_record_holds():
+def test_the_documents_tell_no_more_than_the_record_holds():
+    """A proof that goes on may be ahead of them."""
     text = record.DOCUMENT.read_text()
-    assert record.tell(text) == text, "run: python tests/blockscale/prove/record.py"
+    claimed = re.search(r"^Record: (\d+) of ", text, re.MULTILINE)
+    held = sum(case.startswith("pass") for case in record.load())
+    assert (int(claimed[1]) if claimed else 0) <= held, "run: python tests/blockscale/prove/record.py"
+    assert record.told() in record.tell(text)
     assert len(sweep.rows()) * len(SCHEDULES) == record.PAIRWISE
 
 
