@@ -65,10 +65,12 @@ ROOMS = {
             "quantize",
             "tensor",
         },
-        "demo": {"", "formats", "quantize", "reference"},
+        "demo": {"", "compile", "formats", "quantize", "reference"},
         "cli": {
             "",
+            "backends",
             "checkpoints",
+            "compile",
             "config",
             "demo",
             "heuristics",

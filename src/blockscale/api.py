@@ -12,8 +12,7 @@ from torch import Tensor
 from blockscale import arguments, backends, calls, heuristics, ops, threads
 from blockscale.backends import gpu
 from blockscale.config import Config
-from blockscale.launch import emulated
-from blockscale.problem import Problem, Target, target_named
+from blockscale.problem import Problem
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -101,26 +100,15 @@ def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
     Raises:
         TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
     """
-    return heuristics.choose(Problem(m, n, k), _target(gpu)).config
+    return heuristics.choose(Problem(m, n, k), backends.target_asked(gpu)).config
 
 
 def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
     """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
-    target = _target(gpu)
+    target = backends.target_asked(gpu)
     choice = heuristics.choose(Problem(m, n, k), target)
     head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
     return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
-
-
-def _target(name: str | None) -> Target:
-    if name is not None:
-        return target_named(name)
-    here = backends.target_here(torch.device("cpu")) if emulated.active() or not torch.cuda.is_available() else None
-    if here is None and torch.cuda.is_available():
-        here = backends.target_here(torch.device("cuda", torch.cuda.current_device()))
-    if here is None:
-        raise ValueError("gpu: None, but there is no GPU here; name one, such as 'b200'")
-    return here
 
 
 def grouped_gemm(
@@ -222,8 +210,8 @@ class _Options:
             for p in problems
         ]
         with threads.exact_arithmetic():
-            return [
-                backend.gemm(
+            launches = [
+                backend.prepare(
                     p.a,
                     p.b,
                     p.out,
@@ -235,6 +223,7 @@ class _Options:
                 )
                 for p, alpha, bias in calls
             ]
+            return [launch() for launch in launches]
 
 
 _Operands = tuple[Any, Any, Tensor]

@@ -6,21 +6,23 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blockscale import store
+from blockscale import entry, store
 from blockscale.config import Config
 from blockscale.problem import Problem, Target
 from blockscale.store import COMPILER, FUNCTION
 
 KERNELS = {"sm100": ("blockscale.kernels.sm100", "Sm100Gemm")}
+INSTALL = "pip install '.[kernels]' in a clone of the repository (Linux)"
 RUNTIME = Path(__file__).parent / "launch" / "runtime.c"
 
 
@@ -35,18 +37,23 @@ class CompileError(RuntimeError):
 def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str, bytes]:
     """The parts of the artefact (see `store.Artefact`) for a configuration that `supports` has passed.
 
+    `check_compiler` has passed too.
+
     Raises:
-        CompilerMissing, CompileError.
+        CompileError: the compiler refuses.
     """
-    check_compiler()
     module, name = KERNELS[target.backend]
-    kernel = getattr(importlib.import_module(module), name)(**config.code(), out_dtype=problem.out_dtype)
-    return compile_function(kernel, _arguments(problem.out_dtype), target.arch, f"{config}, {problem.out_dtype}")
+    kernel = getattr(importlib.import_module(module), name)(
+        **config.code(), out_dtype=problem.out_dtype, smem=target.smem
+    )
+    _check_entry(kernel)
+    arguments = traced_arguments(problem.out_dtype)
+    return compile_function(kernel, arguments, target.arch, f"{config}, {problem.out_dtype}")
 
 
 def check_compiler() -> None:
     """Raises CompilerMissing unless CuTe DSL and TVM-FFI are installed, the former in exactly the version needed."""
-    how = "pip install 'blockscale[kernels]' (Linux), or bring a store that `blockscale compile` filled elsewhere"
+    how = f"{INSTALL}, or bring a store that `blockscale compile` filled elsewhere"
     try:
         found = importlib.metadata.version("nvidia-cutlass-dsl")
     except importlib.metadata.PackageNotFoundError:
@@ -103,6 +110,12 @@ def _own_settings() -> Iterator[None]:
             engine.envar = envar
 
 
+def c_compiler() -> list[str] | None:
+    """The command that CC holds, or `cc`, with its options; None if there is no such program."""
+    command = shlex.split(os.environ.get("CC") or "cc")
+    return command if command and shutil.which(command[0]) else None
+
+
 def link(host_object: Path) -> dict[str, bytes] | None:
     """{"library": the host code as a shared library that needs CUDA and TVM-FFI alone}; None without a C compiler.
 
@@ -111,8 +124,8 @@ def link(host_object: Path) -> dict[str, bytes] | None:
     Raises:
         CompileError: it fails.
     """
-    linker = shlex.split(os.environ.get("CC") or "cc")
-    if not linker or shutil.which(linker[0]) is None:
+    linker = c_compiler()
+    if linker is None:
         return None
     flags = ["-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,lazy"]
     with tempfile.TemporaryDirectory(prefix="blockscale-") as directory:
@@ -125,25 +138,33 @@ def link(host_object: Path) -> dict[str, bytes] | None:
         return {"library": library.read_bytes()}
 
 
-def _arguments(out_dtype: str) -> list[Any]:
-    """What `__call__` of a kernel is traced with: the types of its arguments, no addresses and no sizes."""
+def traced_arguments(out_dtype: str) -> list[Any]:
+    """What a kernel's `__call__` is traced with: the types of `entry`'s arguments, no addresses and no sizes."""
     import cutlass
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
-    def pointer(dtype: Any, align: int) -> Any:
-        return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
-
-    out: dict[str, Any] = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}
-    result = out[out_dtype]
-    integer: Callable[[int], Any] = cutlass.Int32
-    return [
-        *(pointer(cutlass.Uint8, 16) for _ in ("a", "b", "sfa", "sfb")),
-        pointer(result, result.width // 8),
-        *(pointer(cutlass.Float32, 4) for _ in ("unit_a", "unit_b", "alpha")),
-        cutlass.Float64(0),  # factor
-        *(integer(0) for _ in ("m", "n", "k")),
-        cutlass.Int64(0),  # ld_out
-        *(integer(0) for _ in ("batch", "batch_a", "batch_b", "ctas")),
-        make_fake_stream(),
+    types: dict[str, Any] = {
+        "uint8": cutlass.Uint8,
+        "int32": cutlass.Int32,
+        "int64": cutlass.Int64,
+        "fp16": cutlass.Float16,
+        "bf16": cutlass.BFloat16,
+        "fp32": cutlass.Float32,
+        "fp64": cutlass.Float64,
+    }
+    types["result"] = types[out_dtype]
+    pointers = [
+        make_ptr(
+            types[name], 0, cute.AddressSpace.gmem, assumed_align=16 if name == "uint8" else types[name].width // 8
+        )
+        for name in entry.POINTERS.values()
     ]
+    return [*pointers, *(types[name](0) for name in entry.VALUES.values()), make_fake_stream()]
+
+
+def _check_entry(kernel: Any) -> None:
+    """That a kernel takes what a plan passes: it would be a mistake of ours, which no compiler sees."""
+    taken = tuple(inspect.signature(type(kernel).__call__).parameters)[1:]
+    if taken != entry.ARGUMENTS:
+        raise TypeError(f"{type(kernel).__name__} takes {taken}, expected {entry.ARGUMENTS}")

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from blockscale import heuristics, store
 from blockscale.config import Config, tile_count
+from blockscale.entry import POINTERS, VALUES
 from blockscale.formats.layouts import ROW_ALIGN, blocks, round_up
-from blockscale.problem import Problem, Target
+from blockscale.problem import OUT_BYTES, Problem, Target
 
 Function = Callable[..., Any]
-OUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-POINTERS = ("a", "b", "sfa", "sfb", "out", "unit_a", "unit_b", "alpha")
+MOST_PLANS = 4096  # of a device
+
+_functions: dict[tuple[type, str], Function] = {}  # by kind of launcher and key: a kernel is loaded once
 
 
 class Launcher(Protocol):
@@ -40,17 +42,23 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch needs beside addresses: the loaded kernel, and its arguments from `m` on."""
+    """What a launch needs beside addresses: the loaded kernel, and the values that it is called with.
+
+    Attributes:
+        ld_out: elements between rows of the result.
+        sizes: bytes behind each of `entry.POINTERS`. values: those of `entry.VALUES` from the second on.
+    """
 
     launcher: Launcher
     function: Function
     config: Config
-    sizes: tuple[int, ...]  # bytes behind each of POINTERS
-    scalars: tuple[int, ...]  # m, n, k, ld_out, batch, batch_a, batch_b, ctas
+    ld_out: int
+    sizes: tuple[int, ...]
+    values: tuple[int, ...]
 
     def run(self, pointers: Sequence[int], factor: float) -> None:
-        """Launch with the addresses of POINTERS; the result is multiplied by `factor` too."""
-        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.scalars))
+        """Launch with the addresses of `entry.POINTERS`; the result is multiplied by `factor` too."""
+        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values))
 
 
 def plan(problem: Problem, launcher: Launcher, config: Config | None, ld_out: int) -> Plan:
@@ -61,7 +69,10 @@ def plan(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
     asked = problem, config, ld_out
     found = launcher.plans.get(asked)
     if found is None:
-        found = launcher.plans[asked] = make(problem, launcher, config, ld_out)
+        found = make(problem, launcher, config, ld_out)
+        if len(launcher.plans) >= MOST_PLANS:
+            launcher.plans.clear()
+        launcher.plans[asked] = found
     return found
 
 
@@ -73,12 +84,30 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
     """
     target = launcher.target
     config = configure(problem, target, config)
-    function = launcher.load(artefact(problem, target, config, store.default_store()))
-    ctas = min(tile_count(problem, config), config.ctas or target.sms)
-    padded_k = 16 * blocks(problem.k)
-    batches = problem.batch, problem.batch_a, problem.batch_b
-    scalars = (problem.m, problem.n, padded_k, ld_out, *batches, ctas)
-    return Plan(launcher, function, config, _sizes(problem, ld_out), scalars)
+    function = _function(problem, launcher, config)
+    values = {
+        "m": problem.m,
+        "n": problem.n,
+        "k": 16 * blocks(problem.k),
+        "ld_out": ld_out,
+        "batch": problem.batch,
+        "batch_a": problem.batch_a,
+        "batch_b": problem.batch_b,
+        "ctas": min(tile_count(problem, config), config.ctas or target.sms),
+    }
+    sizes = _sizes(problem, ld_out)
+    _, *rest = VALUES  # the factor is the call's
+    in_order = tuple(sizes[name] for name in POINTERS), tuple(values[name] for name in rest)
+    return Plan(launcher, function, config, ld_out, *in_order)
+
+
+def _function(problem: Problem, launcher: Launcher, config: Config) -> Function:
+    """The loaded kernel."""
+    key = store.key_of(store.origin(launcher.target, config, problem))
+    known = type(launcher), key
+    if known not in _functions:
+        _functions[known] = launcher.load(artefact(problem, launcher.target, config, store.default_store()))
+    return _functions[known]
 
 
 def configure(problem: Problem, target: Target, config: Config | None) -> Config:
@@ -136,8 +165,8 @@ def _keep(origin: Mapping[str, Any], parts: Mapping[str, bytes], kept: store.Sto
         return store.private_store().put(origin, parts)
 
 
-def _sizes(problem: Problem, ld_out: int) -> tuple[int, ...]:
-    """Bytes of the arguments POINTERS, in their order."""
+def _sizes(problem: Problem, ld_out: int) -> dict[str, int]:
+    """Bytes behind each pointer."""
     columns = blocks(problem.k)
 
     def codes(rows: int, batch: int) -> int:
@@ -147,13 +176,13 @@ def _sizes(problem: Problem, ld_out: int) -> tuple[int, ...]:
         return batch * round_up(rows, ROW_ALIGN) * columns
 
     rows = problem.batch * problem.m
-    return (
-        codes(problem.m, problem.batch_a),
-        codes(problem.n, problem.batch_b),
-        scales(problem.m, problem.batch_a),
-        scales(problem.n, problem.batch_b),
-        ((rows - 1) * ld_out + problem.n) * OUT_BYTES[problem.out_dtype],
-        4,
-        4,
-        4,
-    )
+    return {
+        "a": codes(problem.m, problem.batch_a),
+        "b": codes(problem.n, problem.batch_b),
+        "sfa": scales(problem.m, problem.batch_a),
+        "sfb": scales(problem.n, problem.batch_b),
+        "out": ((rows - 1) * ld_out + problem.n) * OUT_BYTES[problem.out_dtype],
+        "unit_a": 4,
+        "unit_b": 4,
+        "alpha": 4,
+    }

@@ -64,10 +64,12 @@ def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
     """Every input that decides a kernel's code: no size of the problem, no address, nothing of this process."""
     return {
         "format": FORMAT,
+        "function": FUNCTION,
         "compiler": COMPILER,
         "machine": platform.machine(),  # of the host code
         "sources": _sources(),
         "arch": target.arch,
+        "smem": target.smem,
         "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.code().items()},
         "a": problem.a,
         "b": problem.b,
@@ -87,7 +89,12 @@ def _sources() -> str:
     """A digest of the text of every file that writes code."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in [here / "compile.py", here / "launch" / "runtime.c", *sorted((here / "kernels").rglob("*.py"))]:
+    for path in [
+        here / "compile.py",
+        here / "entry.py",
+        here / "launch" / "runtime.c",
+        *sorted((here / "kernels").rglob("*.py")),
+    ]:
         text = path.read_bytes()
         digest.update(f"{path.relative_to(here).as_posix()} {len(text)}\n".encode() + text)
     return digest.hexdigest()

@@ -28,6 +28,7 @@ _FILE_VERSION = "1"
 LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _kinds: dict[tuple[object, ...], int] = {}
+_MOST_KINDS = 16384
 _numbers = itertools.count()
 KERNEL_ALIGN = 16
 _PIECE = 1 << 18  # elements that dequantize expands at a time
@@ -125,6 +126,8 @@ class NVFP4Tensor:
     def kind(self) -> int:
         """A number for shape, layout, device and strides: that of every tensor which has the same, cheap to look up."""
         strides = self.codes.stride(), self.scales.stride()
+        if len(_kinds) >= _MOST_KINDS:
+            _kinds.clear()  # numbers are never given twice, so that nothing is mistaken
         return _kinds.setdefault((self.shape, self.layout, self.codes.device, *strides), next(_numbers))
 
     @property

@@ -1,5 +1,6 @@
 """The main job: the encoder is the real one, the numbers in its tables are right, and misses are reported."""
 
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 import blockscale
 from blockscale.cli.app import app
-from blockscale.demo import emulation, job, layers, minilm
+from blockscale.demo import job, layers, minilm
 from blockscale.demo.emulation import EmulatedLayer
 from blockscale.demo.sentences import PARAPHRASES, SENTENCES
 from blockscale.demo.similarity import REQUIRED, Requirement, Similarity
@@ -206,12 +207,12 @@ def test_a_kernel_that_is_wrong_is_a_miss(monkeypatch, change):
 def test_without_a_compiler_the_demo_says_so(monkeypatch):
     good = Similarity("rtn", "nvfp4", (0.98, 0.97))
     sentences = [job.Sentence("One.", 3), job.Sentence("Two.", 3)]
-    monkeypatch.setattr(emulation.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.7.0")  # not the one that kernels are written for
     report = job.Report([], sentences, [good], 1.0, job.emulate_layer(None, [], no_progress))
     monkeypatch.setattr(job, "run", lambda progress: report)
     result = invoke()
     assert result.exit_code == 0
-    assert "No kernel was emulated: CuTe DSL is not installed" in result.stdout
+    assert "No kernel was emulated: nvidia-cutlass-dsl is 4.7.0; kernels are compiled with 4.8.1 alone" in result.stdout
 
 
 def test_an_embedding_of_nan_is_a_miss(monkeypatch):

@@ -31,6 +31,23 @@ def _python_blocks(path):
 
 
 of_inductor = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch 2.13's own
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md"])
+def test_lines_fit_an_editor(name):
+    """Those of programs' output excepted."""
+    prose = re.sub(r"^```.*?^```", "", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md"])
+def test_files_that_are_named_are_there(name):
+    text = (ROOT / name).read_text()
+    targets = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r"^\[[^]]+\]: (\S+)", text, re.MULTILINE)
+    assert len(targets) > 5
+    assert [target for target in targets if not ((ROOT / name).parent / target).exists()] == []
+
+
 README_BLOCKS = _python_blocks(ROOT / "README.md")
 
 

@@ -15,9 +15,8 @@ from ptxemu.host import installed
 
 
 def test_one_thread_at_a_time() -> None:
-    from cutlass.base_dsl.export import ExternalBinaryModule
-
     import cutlass.cute.export  # noqa: F401 (sets the provider)
+    from cutlass.base_dsl.export import ExternalBinaryModule
 
     before = ExternalBinaryModule.load_provider.execution_engine_constructor
     inside: list[int] = []

@@ -9,7 +9,7 @@ import torch
 from blockscale.backends import cpu, sm90, sm100
 from blockscale.config import Config
 from blockscale.launch import cuda, emulated
-from blockscale.problem import TARGETS, Target, target_of_capability
+from blockscale.problem import TARGETS, Target, target_named, target_of_capability
 
 _BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100}
 _TITLES = {"cpu": "CPU", "sm90": "sm90"}
@@ -63,6 +63,25 @@ def target_here(device: torch.device) -> Target | None:
     """
     kind = _kind(device)
     return cuda.as_it_is(kind, device) if kind is not None and device.type == "cuda" else kind
+
+
+def target_asked(gpu: str | None) -> Target:
+    """The GPU of this name, a whole one; for None the emulated or the current one, as it is.
+
+    Raises:
+        TypeError, ValueError: no kernels are written for it, or there is none.
+    """
+    if gpu is not None:
+        return target_named(gpu)
+    if emulated.active() is not None:
+        here = target_here(torch.device("cpu"))
+    elif torch.cuda.is_available():
+        here = target_here(torch.device("cuda", torch.cuda.current_device()))
+    else:
+        here = None
+    if here is None:
+        raise ValueError("gpu: None, but there is no GPU here; name one, such as 'b200'")
+    return here
 
 
 def _kind(device: torch.device) -> Target | None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,11 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 def why_not() -> str | None:
     """None: a CPU is always there."""
     return None
+
+
+def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, **options: Any) -> Callable[[], None]:
+    """`gemm` with these arguments, to be called when all products of a call are prepared; there is nothing to plan."""
+    return partial(gemm, a, b, out, **options)
 
 
 def gemm(

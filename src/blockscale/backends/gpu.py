@@ -1,13 +1,14 @@
 """What the GPU families share: operands in, plan out, launch. A family's own file says which `Target` it is.
 
-`gemm` is the whole line. A `Call` is its end with everything decided: for arguments whose every property was validated
-before, it looks at addresses alone. `known` holds one for each such combination of properties (`signature`).
+`prepare` is the whole line but for the launch. A `Call` is its end with everything decided: for arguments whose every
+property was validated before, it looks at addresses and values alone. `known` holds one for each such combination of
+properties (`signature`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from blockscale import arguments, plan
 from blockscale.config import Config
+from blockscale.entry import INPUTS, OUT
 from blockscale.formats.layouts import ATOMS
 from blockscale.launch import cuda, emulated
 from blockscale.plan import Launcher, Plan
@@ -54,7 +56,7 @@ def launcher(target: Target, device: torch.device) -> Launcher:
     )
 
 
-def gemm(
+def prepare(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
     out: Tensor,
@@ -65,12 +67,14 @@ def gemm(
     activation: str | None = None,
     invariant: bool = False,
     config: Config | None = None,
-) -> Call | None:
-    """out = alpha x a @ b^T; the caller has checked the arguments. Scales in another layout than "128x4" and results
-    of other strides than a kernel writes are copied.
+) -> Callable[[], Call | None]:
+    """out = alpha x a @ b^T, checked and planned but for the launch, which is the returned function; the caller has
+    checked the arguments. Scales in another layout than "128x4" and results of other strides than a kernel writes are
+    copied.
 
     Returns:
-        A `Call` that does the same for operands and a result of the same properties, or None where there was a copy.
+        A function that launches. It returns a `Call` that does the same for operands and a result of the same
+        properties, or None where there was a copy.
 
     Raises:
         Unsupported: `supports` says why. ValueError: operands that are not aligned, or lie on no GPU.
@@ -80,7 +84,7 @@ def gemm(
     problem, at_once = _problem(a, b, out, bias is not None, activation, invariant)
     if out.numel() == 0:
         plan.configure(problem, device.target, config)
-        return None
+        return lambda: None
     ld_out = _rows_apart(out)
     made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
     assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
@@ -89,16 +93,21 @@ def gemm(
         _check_dense(name, operand)
     result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     call = Call(made, out.shape, out.dtype)
-    if at_once:
-        call(left, right, result, alpha)
-    else:
-        pointers, factor, _held = call.arguments(left, right, result, alpha)
-        step = problem.m * made.scalars[3] * out.itemsize
-        for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
-            made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
-    if result is not out:
-        out.copy_(result)
-    return call if at_once and left is a and right is b and result is out else None
+    pointers, factor, held = call.arguments(left, right, result, alpha)
+
+    def launch() -> Call | None:
+        if at_once:
+            made.run(pointers, factor)
+        else:
+            step = problem.m * made.ld_out * out.itemsize
+            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
+                made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
+        if result is not out:
+            out.copy_(result)
+        del held[:]  # which had to live until here
+        return call if at_once and left is a and right is b and result is out else None
+
+    return launch
 
 
 def _problem(
@@ -138,7 +147,7 @@ class Call:
 
     def arguments(
         self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
-    ) -> tuple[list[int], float, tuple[Tensor, ...]]:
+    ) -> tuple[list[int], float, list[Tensor]]:
         """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
 
         On the CPU operands that are not aligned are copied: weights of a mapped file lie where the file has them.
@@ -152,19 +161,19 @@ class Call:
                 arguments.check_alpha(alpha, out.device)
         elif alpha is not None:
             factor = float(arguments.check_alpha(alpha, out.device))
-        given: tuple[Tensor, ...] = (a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor)
+        given = [a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor]
         pointers = [t.data_ptr() for t in given]
-        start, stop = pointers[4], pointers[4] + plan.sizes[4]
-        for i in (0, 1, 2, 3, 5, 6, 7):
+        start, stop = pointers[OUT], pointers[OUT] + plan.sizes[OUT]
+        for i in INPUTS:
             if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
                 arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[4] % out.itemsize:
+        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[OUT] % out.itemsize:
             given = _aligned(given)
             pointers = [t.data_ptr() for t in given]
         return pointers, factor, given
 
 
-def _aligned(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _aligned(given: list[Tensor]) -> list[Tensor]:
     """The same tensors, copies of those operands on the CPU that are not aligned.
 
     Raises:
@@ -177,7 +186,7 @@ def _aligned(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             if name == "out" or given[i].device.type != "cpu":
                 raise ValueError(f"{name}: at address {given[i].data_ptr():#x}, expected a multiple of {allowed} bytes")
             moved[i] = given[i].clone()
-    return tuple(moved)
+    return moved
 
 
 def _check_dense(name: str, x: NVFP4Tensor) -> None:
@@ -209,7 +218,7 @@ def _rows_apart(out: Tensor) -> int | None:
 def _matrices(
     a: torch.Size, b: torch.Size, out: torch.Size, sizes: tuple[int, ...], step: int
 ) -> Iterator[tuple[int, ...]]:
-    """For each matrix of the result, how far its addresses are from those of `plan.POINTERS`; `step` bytes in `out`."""
+    """For each matrix of the result, how far its addresses are from the first one's; `step` bytes in `out`."""
     of_a, of_b = (np.broadcast_to(np.arange(math.prod(x)).reshape(x), out).ravel().tolist() for x in (a, b))
     for i, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
         yield x * sizes[0], y * sizes[1], x * sizes[2], y * sizes[3], i * step, 0, 0, 0

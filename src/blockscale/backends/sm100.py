@@ -9,4 +9,4 @@ from blockscale.problem import target_named
 
 TARGET = target_named("sm_100a")
 why_not = partial(gpu.why_not, TARGET)
-gemm = partial(gpu.gemm, target=TARGET)
+prepare = partial(gpu.prepare, target=TARGET)

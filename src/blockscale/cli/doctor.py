@@ -1,10 +1,9 @@
 """`blockscale doctor`: what this machine has, and which backends can run on it."""
 
 import importlib.metadata
-import os
 import platform
 import re
-import shutil
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from rich.text import Text
 
 import blockscale
 from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, refusals
+from blockscale.compile import INSTALL, c_compiler
 from blockscale.store import default_store
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -80,7 +80,7 @@ def examine() -> Findings:
         cuda=examine_cuda(),
         cute_dsl=installed_version("nvidia-cutlass-dsl"),
         tvm_ffi=installed_version("apache-tvm-ffi"),
-        c_compiler=shutil.which(os.environ.get("CC") or "cc"),
+        c_compiler=shlex.join(c_compiler() or []) or None,
         kernel_store=str(default_store().root),
         backends=blockscale.available_backends(),
     )
@@ -145,11 +145,8 @@ def machine_table(findings: Findings) -> Table:
             for i, g in enumerate(cuda.gpus)
         ),
         *([("GPU", cuda.problem)] if cuda.problem else []),
-        (
-            "CuTe DSL",
-            findings.cute_dsl or "not installed; to compile GPU kernels: pip install '.[kernels]' in a clone",
-        ),
-        ("TVM-FFI", findings.tvm_ffi or "not installed; it calls compiled kernels, and comes with '.[kernels]'"),
+        ("CuTe DSL", findings.cute_dsl or f"not installed; to compile GPU kernels: {INSTALL}"),
+        ("TVM-FFI", findings.tvm_ffi or f"not installed; it calls compiled kernels: {INSTALL}"),
         (
             "C compiler",
             findings.c_compiler or "not found; it links kernels for other machines, and builds the emulator's",

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 import blockscale
+from blockscale import backends, heuristics
 from blockscale.cli.terminal import AsJson, print_json, refusals
+from blockscale.problem import Problem
 
 Gpu = Annotated[str | None, typer.Option(help="A GPU, such as b200; the current one by default.", show_default=False)]
 
@@ -20,10 +22,10 @@ def explain(
 ) -> None:
     """Show which configuration a product would get on a GPU, and the reasons in order."""
     with refusals(as_json):
-        text = blockscale.explain(m, n, k, gpu=gpu)
-        config = blockscale.config_for(m, n, k, gpu=gpu)
+        target = backends.target_asked(gpu)
+        choice = heuristics.choose(Problem(m, n, k), target)
     if as_json:
-        _, *reasons = text.splitlines()
-        print_json({"m": m, "n": n, "k": k, "config": asdict(config), "reasons": reasons})
+        of = {"m": m, "n": n, "k": k, "gpu": target.name, "sms": target.sms}
+        print_json(of | {"config": asdict(choice.config), "reasons": choice.reasons})
     else:
-        typer.echo(text)
+        typer.echo(blockscale.explain(m, n, k, gpu=gpu))

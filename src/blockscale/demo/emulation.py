@@ -1,8 +1,5 @@
 """One layer of the encoder by the B200's own kernel, on the software GPU, beside the CPU backend."""
 
-import importlib.util
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +9,7 @@ from torch import Tensor
 
 import blockscale
 from blockscale import reference
+from blockscale.compile import CompilerMissing, c_compiler, check_compiler
 from blockscale.demo.minilm import MiniLM
 
 LAYER = "encoder.layer.0.attention.self.query"
@@ -44,11 +42,11 @@ class EmulatedLayer:
 
 def why_not() -> str | None:
     """Why no kernel can be compiled and emulated here, or None."""
-    for module, package in (("cutlass", "CuTe DSL"), ("tvm_ffi", "TVM-FFI")):
-        if importlib.util.find_spec(module) is None:
-            return f"{package} is not installed: pip install '.[kernels]' in a clone of the repository (Linux)"
-    compiler = os.environ.get("CC") or "cc"
-    return None if shutil.which(compiler) else f"there is no C compiler ({compiler!r}), which the emulator needs"
+    try:
+        check_compiler()
+    except CompilerMissing as error:
+        return str(error)
+    return None if c_compiler() else "there is no C compiler (`cc`, or what CC names), which the emulator needs"
 
 
 def emulate(model: MiniLM, sentences: Sequence[Tensor]) -> EmulatedLayer:

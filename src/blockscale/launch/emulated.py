@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ptxemu.host import Emulator
 
 Function = Callable[..., Any]
-_functions: dict[str, Function] = {}  # by key
 
 
 class EmulatedLauncher:
@@ -58,12 +57,10 @@ class EmulatedLauncher:
         return [finding for report in self.reports for finding in report.findings]
 
     def load(self, artefact: Artefact) -> Function:
-        """The artefact's function, to be called inside `launch`; loaded once a process."""
-        if artefact.key not in _functions:
-            ptx, cubin = artefact.parts["ptx"].read_text(), artefact.parts["cubin"].read_bytes()
-            with self._installed([]) as emulator:
-                _functions[artefact.key] = emulator.load(artefact.parts["object"], FUNCTION, ptx, cubin)
-        return _functions[artefact.key]
+        """The artefact's function, to be called inside `launch`, of any emulator."""
+        ptx, cubin = artefact.parts["ptx"].read_text(), artefact.parts["cubin"].read_bytes()
+        with self._installed([]) as emulator:
+            return emulator.load(artefact.parts["object"], FUNCTION, ptx, cubin)
 
     def launch(self, function: Function, pointers: Sequence[int], sizes: Sequence[int], scalars: Sequence[Any]) -> None:
         """Run `function(*pointers, *scalars, stream)` to its end; it may touch `sizes[i]` bytes at `pointers[i]`.

@@ -5,7 +5,7 @@ It stands in where the line around a kernel is tested, on every architecture tha
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Float64, Int32, Int64, cute
 
 THREADS = 128
 
@@ -33,7 +33,7 @@ def scale_integer(code: Int32):
 
 
 class NaiveGemm:
-    def __init__(self, tile, *, stages=None, accumulators=1, raster="m", out_dtype="bf16"):
+    def __init__(self, tile, *, stages=None, accumulators=1, raster="m", out_dtype="bf16", smem=0):
         self.out = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}[out_dtype]
 
     @cute.jit

@@ -34,7 +34,7 @@ def fill(directory):
 
     for out_dtype in OUT_DTYPES:
         kernel = NaiveGemm(CONFIG.tile, out_dtype=out_dtype)
-        parts = compiler.compile_function(kernel, compiler._arguments(out_dtype), HOPPER.arch, "the naive kernel")
+        parts = compiler.compile_function(kernel, compiler.traced_arguments(out_dtype), HOPPER.arch, "the naive kernel")
         assert "library" in parts, "a C compiler has to link it"
         store.Store(directory).put(origin(out_dtype), parts)
         print(key(out_dtype), out_dtype)

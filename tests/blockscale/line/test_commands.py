@@ -28,12 +28,16 @@ def test_explain():
     assert result.stdout == bs.explain(512, 4096, 7168, gpu="b200") + "\n"
     document = json.loads(invoke("explain", 512, 4096, 7168, "--gpu", "b200", "--json").stdout)
     assert document["config"]["tile"] == list(bs.config_for(512, 4096, 7168, gpu="b200").tile)
-    assert len(document["reasons"]) == 3
+    assert [f"{i}. {reason}" for i, reason in enumerate(document["reasons"], 1)] == result.stdout.splitlines()[1:]
+    assert (document["gpu"], document["sms"]) == ("b200", 148)
 
 
 def test_explain_refuses():
     refused(invoke("explain", 1, 1, 0, "--gpu", "b200"), "k: 0, expected at least 1")
-    refused(invoke("explain", 1, 1, 1, "--gpu", "h100"), "gpu: 'h100', expected 'b200' (sm_100a)")
+    refused(
+        invoke("explain", 1, 1, 1, "--gpu", "h100"),
+        "gpu: 'h100' is Hopper (H100, H200), for which this version has no kernels; expected 'b200' (sm_100a)",
+    )
 
 
 def test_doctor_tells_of_what_kernels_need(tmp_path, monkeypatch):

@@ -29,7 +29,9 @@ def versions(monkeypatch, **known):
 
 def test_no_compiler(monkeypatch, tmp_path):
     versions(monkeypatch)
-    with pytest.raises(compiler.CompilerMissing, match=r"nvidia-cutlass-dsl is not installed: pip install 'blockscale"):
+    with pytest.raises(
+        compiler.CompilerMissing, match=r"nvidia-cutlass-dsl is not installed: pip install '.\[kernels\]'"
+    ):
         plan.artefact(PROBLEM, B200, CONFIG, Store(tmp_path))
     assert not list(tmp_path.iterdir())
 

@@ -157,8 +157,8 @@ A, B = bs.quantize(torch.randn(4, 64)), bs.quantize(torch.randn(6, 64))
         ({"a": torch.randn(4, 64)}, ValueError, "a: fp32: the sm100 kernels multiply NVFP4 by NVFP4"),
         ({"bias": torch.ones(6)}, ValueError, "bias: given: the sm100 kernels of this version add none"),
         ({"activation": "relu"}, ValueError, "activation: 'relu'"),
-        ({"config": bs.Config(stages=99)}, ValueError, "config: stages: 99"),
-        ({"config": bs.Config(tile=(128, 12))}, ValueError, "config: tile_n: 12"),
+        ({"config": bs.Config(stages=99)}, ValueError, r"config\.stages: 99"),
+        ({"config": bs.Config(tile=(128, 12))}, ValueError, r"config\.tile: .*12"),
         ({"config": "fast"}, TypeError, "config: str, expected None or a Config"),
         ({"alpha": math.inf}, ValueError, "alpha: inf, expected a finite number"),
         ({"alpha": True}, TypeError, "alpha: bool"),
@@ -243,7 +243,7 @@ def test_the_second_call_is_one_look_up(emulator, monkeypatch):
     def fail(*arguments, **options):
         raise AssertionError("validated again")
 
-    monkeypatch.setattr(gpu, "gemm", fail)
+    monkeypatch.setattr(gpu, "prepare", fail)
     monkeypatch.setattr("blockscale.api.arguments.operand", fail)
     assert same_bits(bs.gemm(A, B, out=out), first)
     bs.gemm(A, B, out=torch.empty(4, 6, dtype=torch.bfloat16), alpha=None)
@@ -276,7 +276,7 @@ def test_a_warm_call_is_as_strict_as_a_cold_one(emulator):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"config": bs.Config((1, 1))}, r"config\.tile: \(1, 1\)"),
+        ({"config": bs.Config((1, 1))}, r"config\.tile: 1 rows"),
         ({"bias": torch.ones(0)}, "bias: given"),
         ({"activation": "relu"}, "activation: 'relu'"),
     ],
@@ -377,6 +377,19 @@ def test_options_of_the_emulator(options, message):
         pass
 
 
+def test_nothing_is_written_unless_every_product_of_a_list_can_be(emulator):
+    out = [torch.full((4, 6), math.nan, dtype=torch.bfloat16) for _ in range(2)]
+    odd = torch.zeros(2 * 24 + 1, dtype=torch.uint8).numpy()[1:].view("int16")
+    bad = torch.from_numpy(odd).view(torch.bfloat16).view(4, 6)
+    with pytest.raises(ValueError, match="out: at address"):
+        bs.grouped_gemm([A, A], [B, B], out=[out[0], bad])
+    wide = bs.quantize(torch.randn(16, 64))
+    with pytest.raises(ValueError, match=r"config\.tile: .* have to cover all n = 16"):
+        bs.grouped_gemm([A, A], [B, wide], out=[out[0], out[1].new_empty(4, 16)], config=bs.Config((128, 8)))
+    assert out[0].isnan().all()
+    assert emulator.reports == []
+
+
 def test_a_number_of_multiprocessors_is_no_bool():
     with pytest.raises(TypeError, match="sms: bool"), bs.emulated("sm_100a", sms=True):
         pass
@@ -395,7 +408,7 @@ def test_a_launch_that_fails_leaves_its_report(emulator):
     pointers, factor, _held = call.arguments(A, B, out, None)
     sizes = [*call.plan.sizes[:4], 2, *call.plan.sizes[5:]]
     with pytest.raises(ptxemu.MemoryFault) as caught:
-        emulator.launch(call.plan.function, pointers, sizes, (factor, *call.plan.scalars))
+        emulator.launch(call.plan.function, pointers, sizes, (factor, *call.plan.values))
     first, failed = emulator.reports
     assert failed is caught.value.report is emulator.report is not first
     assert 0 < failed.counters["warp_instructions"] < first.counters["warp_instructions"]

@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[3]
 
 def use_naive_kernel(replace):
     """Hopper gets a backend of its own, whose kernel is in the store; `replace(owner, name, value)` puts it in."""
-    gemm = partial(gpu.gemm, target=HOPPER)
-    replace(backends, "_BUILT", {**backends._BUILT, "sm100": SimpleNamespace(gemm=gemm, why_not=lambda: None)})
+    prepare = partial(gpu.prepare, target=HOPPER)
+    replace(backends, "_BUILT", {**backends._BUILT, "sm100": SimpleNamespace(prepare=prepare, why_not=lambda: None)})
     replace(backends, "target_here", lambda device: HOPPER if device.type == "cuda" else None)
 
 

@@ -1,6 +1,8 @@
 """The record of a proof: a JSON file that a proof resumes from and that is committed when it is complete.
 
 An entry counts for the kernels that it was made with; others are dropped. Which emulator ran it is noted in it.
+`python tests/blockscale/prove/record.py` writes what it holds into docs/architecture.md;
+a test holds that to it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from blockscale import store
 
 ROOT = Path(__file__).parents[3]
 PATH = ROOT / "benchmarks" / "records" / "prove-sm100.json"
+DOCUMENT = ROOT / "docs" / "architecture.md"
+PAIRWISE = 65 * 6  # rows x passes
 
 
 def kernels() -> str:
@@ -59,9 +64,35 @@ def add(case: str, entry: dict[str, object]) -> None:
         os.replace(temporary, PATH)
 
 
+def told() -> str:
+    """The sentence of DOCUMENT about the record, on a line of its own."""
+    cases = load()
+    done = sum(name.startswith("pass") for name in cases)
+    if not done:
+        return f"Record: none of the {PAIRWISE} pairwise cases for the kernels as they are now."
+    names = "products", "refused", "findings"
+    products, refused, findings = (sum(int(str(entry[name])) for entry in cases.values()) for name in names)
+    return (
+        f"Record: {done} of {PAIRWISE} pairwise cases and {len(cases) - done} of the competition's shapes; {products} "
+        f'products with `checks="all"`, {findings} findings; {refused} more refused by `supports`.'
+    )
+
+
+def tell(document: str) -> str:
+    """The document with that sentence."""
+    changed, count = re.subn(r"^Record: .*$", lambda _: told(), document, flags=re.MULTILINE)
+    assert count == 1, f"{count} lines in {DOCUMENT} begin with 'Record: '"
+    return changed
+
+
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
     PATH.parent.mkdir(parents=True, exist_ok=True)
     with open(PATH.with_suffix(".lock"), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(tell(DOCUMENT.read_text()))
+    print(told())
