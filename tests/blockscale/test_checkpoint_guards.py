@@ -184,3 +184,34 @@ class TestAttentionRows:
     def test_missing_keys_are_named(self, tmp_path):
         with pytest.raises(CheckpointError, match="does not give them by num_attention_heads, num_key_value_heads"):
             bs.load_checkpoint(self.fused(tmp_path, {"a": 1}))
+
+
+class TestInterruptions:
+    """A process that dies between two renames: tensors are whole, whichever configuration lies beside them."""
+
+    @pytest.mark.parametrize("renames", range(5))
+    def test_tensors_are_of_one_checkpoint_after_any_number_of_renames(self, tmp_path, monkeypatch, renames):
+        t = {name: matrix(seed=seed) for seed, name in enumerate(("a.weight", "b.weight"))}
+        save_checkpoint(t, tmp_path / "m", to="modelopt", shard_bytes=1)
+        replace, left = os.replace, [renames]
+
+        def dying(source, target):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", dying)
+        try:
+            save_checkpoint(t, tmp_path / "m", to="compressed-tensors", shard_bytes=1)
+        except KeyboardInterrupt:
+            pass
+        monkeypatch.undo()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = load_checkpoint(tmp_path / "m")
+        assert all(torch.equal(found[name].codes, t[name].codes) for name in t)
+        conventions = {layer.convention for layer in found.layers.values()}
+        assert len(conventions) == 1
+        agree = conventions == {found.config.method}
+        assert agree or any("though the configuration is" in str(w.message) for w in caught)
