@@ -1,5 +1,6 @@
 """What is refused, left alone or said aloud: arguments, names, patterns, and layers that only look quantisable."""
 
+import contextlib
 import json
 import os
 import time
@@ -202,10 +203,8 @@ class TestInterruptions:
             replace(source, target)
 
         monkeypatch.setattr(os, "replace", dying)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             save_checkpoint(t, tmp_path / "m", to="compressed-tensors", shard_bytes=1)
-        except KeyboardInterrupt:
-            pass
         monkeypatch.undo()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
