@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,7 +16,8 @@ from blockscale import threads
 from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, QuantConfig, read_config
 from blockscale.checkpoints.errors import CheckpointError
 from blockscale.checkpoints.files import ALIGN, F4, Entry, TensorFile
-from blockscale.checkpoints.layers import Finder, Index, Layer, Part, Problem, looks_linear
+from blockscale.checkpoints.layers import Finder, Index, Layer, Part, Problem
+from blockscale.checkpoints.selection import looks_linear
 from blockscale.checkpoints.source import Source, open_source
 from blockscale.formats import e2m1, e4m3
 from blockscale.formats.layouts import ATOMS, LINEAR
@@ -49,6 +52,7 @@ def load_checkpoint(
         weight with several global scales is one entry for each, named by its index: "experts.gate_up_proj[3]".
 
     Raises:
+        TypeError: `path` is no path.
         OSError: there is nothing to read.
         CheckpointError (a ValueError): a file is broken, or a layer is incomplete or no NVFP4; names file and tensor.
             Values are looked at when a tensor is read, and refused then.
@@ -86,6 +90,8 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
         scale_layout: str = LINEAR,
         first_nibble: str = LOW_FIRST,
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"path: {path!r}, expected a str or os.PathLike")
         for name, value in (("layout", layout), ("scale_layout", scale_layout)):
             if value is not None and value not in (LINEAR, ATOMS):
                 raise ValueError(f"{name}: {value!r}, expected {LINEAR!r} or {ATOMS!r}")
@@ -247,12 +253,16 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
             warnings.warn(
                 f"{layer.global_scale.file.path}: {layer.global_scale.name}: values reach {amax:.3g}, where weights "
                 f"usually reach {low:g} to {high:g}; is the global scale stored as its reciprocal?",
-                stacklevel=4,
+                stacklevel=_callers_level(),
             )
 
     def _problems_of_the_whole(self) -> list[Problem]:
         path = self.source.path
         notes = [Problem("", text, False, path) for text in self.config.notes]
+        given = (self.scale_layout, self.first_nibble) != (LINEAR, LOW_FIRST)
+        if given and any(layer.convention == BLOCKSCALE for layer in self.layers.values()):
+            text = f"scale_layout and first_nibble say nothing of {BLOCKSCALE}'s own layers; their files do"
+            notes.append(Problem("", text, False, path))
         for entry in self.plain.values():
             linear = looks_linear(entry.name, entry.dtype, entry.shape)
             scheme = self.config.scheme(entry.name.removesuffix(".weight")) if linear else None
@@ -260,6 +270,16 @@ class Checkpoint(Mapping[str, NVFP4Tensor | Tensor]):
                 text = f"left in {entry.dtype}, though the configuration says {scheme.algorithm}"
                 notes.append(Problem(entry.name, text, False, entry.file.path))
         return notes
+
+
+def _callers_level() -> int:
+    """The stacklevel, for a warning of the calling function, of the first frame that is not of this package or of the
+    mapping's own methods."""
+    inside = (str(Path(__file__).parent), "<frozen _collections_abc>", sys.modules[Mapping.__module__].__file__ or "-")
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _rows_lie_together(layer: Layer) -> bool:

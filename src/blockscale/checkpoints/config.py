@@ -7,7 +7,10 @@ says nothing here.
 from __future__ import annotations
 
 import fnmatch
+import importlib
+import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,8 @@ STATIC = "static"  # NVFP4 activations under a stored global scale
 DYNAMIC = "dynamic"  # NVFP4 activations under a global scale of their own
 WEIGHT_ONLY = "weight-only"
 _REGEX = "re:"
+_parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+_MOST_STEPS = 10**7  # of a backtracking match, for a pattern and a name
 
 Matches = Callable[[str], bool]
 
@@ -156,11 +161,20 @@ class _Reader:
             raise CheckpointError(self.path, None, f"{name}: expected a list of strings")
         return value
 
-    def _compile(self, pattern: str) -> re.Pattern[str]:
+    def _compile(self, pattern: str) -> Matches:
         try:
-            return re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise CheckpointError(self.path, None, f"{pattern!r} is not a regular expression: {error}") from error
+            found = bounded_regex(pattern)
+        except (re.error, ValueError, RecursionError, OverflowError) as error:
+            text = f"{pattern!r} is not a regular expression that is taken: {error}"
+            raise CheckpointError(self.path, None, text) from error
+
+        def matches(module: str) -> bool:
+            try:
+                return found(module)
+            except ValueError as error:
+                raise CheckpointError(self.path, module, str(error)) from error
+
+        return matches
 
 
 def any_of(patterns: Sequence[Matches]) -> Matches:
@@ -172,17 +186,60 @@ def wildcard(pattern: str) -> Matches:
     return lambda module: fnmatch.fnmatchcase(module, pattern) or module.startswith(pattern + ".")
 
 
-def name_pattern(
-    pattern: str, compile_regex: Callable[[str], re.Pattern[str]] = re.compile, *, of_class: bool
-) -> Matches:
+def name_pattern(pattern: str, compile_regex: Callable[[str], Matches] | None = None, *, of_class: bool) -> Matches:
     """compressed-tensors' patterns: "re:" and a regular expression for the start of a name, a name, or a class.
 
     Names without a dot that begin with a capital are classes ("Linear"). A file does not tell a layer's class; what a
     class is taken to match is `of_class`.
     """
     if pattern.startswith(_REGEX):
-        expression = compile_regex(pattern[len(_REGEX) :])
-        return lambda module: expression.match(module) is not None
+        return (compile_regex or bounded_regex)(pattern[len(_REGEX) :])
     if pattern[:1].isupper() and "." not in pattern:
         return lambda module: of_class
     return lambda module: module == pattern
+
+
+def bounded_regex(pattern: str) -> Matches:
+    """A regular expression for the start of a name that ends soon, whoever wrote it.
+
+    A backtracking match takes exponential time where a repeat holds a repeat or alternatives; those, and references to
+    groups, are refused with ValueError. With r repeats in a row a name of n characters takes n^r / r! steps; the
+    predicate raises ValueError where that is too many.
+    """
+    expression = re.compile(pattern)
+    repeats = _repeats(_parser.parse(pattern), inside=False)
+
+    def matches(module: str) -> bool:
+        if len(module) ** repeats > _MOST_STEPS * math.factorial(repeats):
+            raise ValueError(f"{pattern!r}: {repeats} repeats take too long for a name of {len(module)} characters")
+        return expression.match(module) is not None
+
+    return matches
+
+
+def _repeats(tree: Any, inside: bool) -> int:
+    """The repeats of more than one character in a parsed pattern; `inside` is whether it is part of one."""
+    count = 0
+    for operation, argument in tree:
+        name = str(operation)
+        repeats = name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and int(argument[1]) > 1
+        if inside and (repeats or name in ("BRANCH", "GROUPREF", "GROUPREF_EXISTS")):
+            raise ValueError("a repeat that holds a repeat or alternatives can take forever")
+        count += repeats
+        if name == "GROUPREF":
+            raise ValueError("references to groups are not supported")
+        for part in _parts(name, argument):
+            count += _repeats(part, inside or repeats)
+    return count
+
+
+def _parts(name: str, argument: Any) -> Sequence[Any]:
+    """What a node of a parsed pattern holds."""
+    if name == "BRANCH":
+        return list(argument[1])
+    if name == "GROUPREF_EXISTS":
+        return [part for part in argument[1:] if part is not None]
+    if name == "ATOMIC_GROUP":
+        return [argument]
+    held = name in ("SUBPATTERN", "ASSERT", "ASSERT_NOT", "MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+    return [argument[-1]] if held else []

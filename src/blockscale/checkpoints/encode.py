@@ -14,7 +14,8 @@ from blockscale import threads
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, MODELOPT, STATIC, WEIGHT_ONLY
 from blockscale.checkpoints.files import DTYPES, F4, Entry
-from blockscale.checkpoints.layers import DIVISOR, NOT_APPLIED, ROLES, Layer, looks_linear, stem_of
+from blockscale.checkpoints.layers import DIVISOR, NOT_APPLIED, ROLES, Layer, stem_of
+from blockscale.checkpoints.selection import looks_linear
 from blockscale.checkpoints.writer import Spec
 from blockscale.formats import layouts
 from blockscale.formats.layouts import BLOCK, GROUPED, LINEAR, ROW_ALIGN, round_up
@@ -132,6 +133,8 @@ def tensor_units(tensors: Mapping[str, NVFP4Tensor | Tensor], convention: str) -
     static = {stems[name] for name in tensors if name in stems}
     for name in tensors:
         value = tensors[name]
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(f"{name}: on the meta device, which holds no values")
         if isinstance(value, NVFP4Tensor):
             said = getattr(tensors, "activations", {}).get(stem_of(name)[:-1], WEIGHT_ONLY)
             kind = STATIC if stem_of(name) in static else said

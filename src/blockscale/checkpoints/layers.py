@@ -39,6 +39,7 @@ _NOT_APPLIED = {
     "svdquant_lora_a": "a low-rank product must be added to the result; gemm does not do so",
 }
 NOT_APPLIED = tuple(_NOT_APPLIED)
+_ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
 Index = tuple[int | slice, ...]
 
@@ -309,18 +310,26 @@ class Finder:
         elif scales == (3,):
             sizes = self._attention_rows()
         if sum(sizes) != rows or not sizes:
-            raise _Refused(unit, f"shape {unit.shape}: which of the {rows} rows each global scale is for is not known")
+            text = f"shape {unit.shape}: which of the {rows} rows each global scale is for is not known"
+            if scales == (3,):
+                said = f"gives {' + '.join(map(str, sizes))}" if sizes else "does not give them"
+                text += f"; config.json {said} by {', '.join(_ATTENTION)} (or hidden_size)"
+            raise _Refused(unit, text)
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return [(slice(end - size, end),) for end, size in zip(ends, sizes, strict=True)]
 
     def _attention_rows(self) -> list[int]:
-        """Rows of query, key and value, by config.json; empty where it does not say."""
-        given = [self.model.get(key) for key in ("num_attention_heads", "num_key_value_heads", "head_dim")]
+        """Rows of query, key and value, by config.json or its text_config; empty where it does not say."""
+        inner = self.model.get("text_config")
+        model = {**self.model, **inner} if isinstance(inner, dict) else self.model
+        given = [model.get(key) for key in _ATTENTION]
         heads, groups, width = (n if isinstance(n, int) and n > 0 else 0 for n in given)
-        hidden = self.model.get("hidden_size")
+        hidden = model.get("hidden_size")
         if not width and heads and isinstance(hidden, int):
             width = hidden // heads
         groups = groups or heads
+        if not heads or not width:
+            return []
         return [heads * width, groups * width, groups * width]
 
     def _notes(self, layer: Layer) -> Iterator[Problem]:
@@ -328,6 +337,8 @@ class Finder:
             return Problem(layer.name, text, False, layer.codes.file.path)
 
         scheme = self.config.scheme(layer.module)
+        if self.config.method not in (None, layer.convention):
+            yield note(f"stored as {layer.convention}'s, though the configuration is {self.config.method}'s")
         if self.config.method is not None and scheme is None:
             yield note("quantised, though the configuration excludes it")
         elif scheme is not None and not scheme.nvfp4:
@@ -347,13 +358,3 @@ def stem_of(name: str) -> str:
 def _name(stem: str) -> str:
     """The weight of a stem."""
     return stem + "weight" if stem[-1:] in (".", "") else stem[:-1]
-
-
-def looks_linear(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear layer, or of a stack of experts, in floating point, as far as a file
-    can tell."""
-    module, _, role = name.rpartition(".")
-    last = module.rpartition(".")[2]
-    embeds = "emb" in last or last in ("wte", "wpe", "shared")
-    linear = (role == "weight" and len(shape) == 2) or (role != "weight" and len(shape) == 3 and "expert" in module)
-    return linear and dtype in ("BF16", "F16", "F32") and not embeds

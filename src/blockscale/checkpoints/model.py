@@ -14,20 +14,21 @@ from torch import Tensor
 
 from blockscale import threads
 from blockscale.checkpoints.checkpoint import Checkpoint
-from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, WEIGHT_ONLY, any_of, wildcard
+from blockscale.checkpoints.config import BLOCKSCALE, COMPRESSED_TENSORS, WEIGHT_ONLY
 from blockscale.checkpoints.encode import Unit, Weight, raw_unit, weight_unit
 from blockscale.checkpoints.files import Entry
-from blockscale.checkpoints.layers import looks_linear
 from blockscale.checkpoints.save import (
     SHARD_BYTES,
     Documents,
     Progress,
     check_convention,
+    check_shard_bytes,
     companions,
     documents_for,
     silent,
     write_units,
 )
+from blockscale.checkpoints.selection import exclusion, looks_linear, stored_transposed, warn_of_idle
 from blockscale.formats.layouts import ATOMS, BLOCK, LINEAR
 from blockscale.quantize import METHODS, quantize
 from blockscale.quantize.quantizer import SMALLEST_GLOBAL_SCALE
@@ -74,33 +75,42 @@ def quantize_checkpoint(
         A report for each linear layer, in the order of the files.
 
     Raises:
+        TypeError: `exclude` is no sequence of strings.
         ValueError: the model is quantised already, or an argument is none of those allowed.
         CheckpointError: a file is broken, or a weight is not finite; names file and tensor.
+
+    Warns:
+        UserWarning: a pattern of `exclude` that is none of EXCLUDED matches no linear layer.
     """
     if method not in METHODS:
         raise ValueError(f"method: {method!r}, expected one of {', '.join(map(repr, METHODS))}")
     check_convention(to)
+    check_shard_bytes(shard_bytes)
+    excluded = exclusion(exclude)
     checkpoint = Checkpoint(source)
     if checkpoint.layers or checkpoint.problems or "quantization_config" in checkpoint.source.config:
         raise ValueError(f"{os.fspath(source)}: is quantised already")
-    excluded = any_of([wildcard(pattern) for pattern in exclude])
+    turned = stored_transposed(checkpoint.plain, checkpoint.source.config)
     work = _Work(checkpoint, method, to, {})
     units, reports = [], []
     for name, entry in checkpoint.plain.items():
         if not looks_linear(name, entry.dtype, entry.shape):
             units.append(raw_unit(entry))
             continue
-        reason = "excluded" if excluded(name.removesuffix(".weight")) else _obstacle(entry, to)
+        reason = "excluded" if excluded(name.removesuffix(".weight")) else _obstacle(entry, to, name in turned)
         units.append(raw_unit(entry) if reason else work.unit(entry))
         reports.append(LayerReport(name, entry.shape, None, reason))
+    warn_of_idle(exclude, [report.name.removesuffix(".weight") for report in reports], EXCLUDED)
     documents: Documents = documents_for(units, to, checkpoint.source.config)
     write_units(units, Path(target), to, documents, companions(Path(source)), shard_bytes, progress)
     return [LayerReport(r.name, r.shape, work.snr.get(r.name), r.reason) for r in reports]
 
 
-def _obstacle(entry: Entry, to: str) -> str | None:
+def _obstacle(entry: Entry, to: str, turned: bool) -> str | None:
     if len(entry.shape) != 2:
         return "a stack"
+    if turned:
+        return "stored (K, N)"
     k = entry.shape[1]
     if k < 1 or (to != BLOCKSCALE and k % BLOCK):
         return f"K = {k} is not a multiple of {BLOCK}"

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -59,23 +60,32 @@ def save_checkpoint(
             modules -> "static", "dynamic" or "weight-only"; or what `load_checkpoint` returned, which
             in its own convention is written back byte for byte, and of which no more than a weight is held at a time.
         path: a file if it ends in ".safetensors", otherwise a directory: tensors, an index if there are several files,
-            config.json, and for ModelOpt hf_quant_config.json. From a directory, other small files come along.
+            config.json, and for ModelOpt hf_quant_config.json. From a directory, other small files come along, over
+            those of the same names.
         to: "modelopt", "compressed-tensors" or "blockscale". By default the convention that the tensors came with:
             compressed-tensors if any carries a divisor, otherwise modelopt.
         config: the model's configuration, to which "quantization_config" is added; by default that of a checkpoint.
         shard_bytes: a directory gets a new file when one would grow beyond this.
 
     Raises:
-        TypeError, ValueError: a tensor that the convention has no place for, named; nothing has changed then.
+        TypeError, ValueError: an argument is none of those allowed, or the convention has no place for a tensor,
+            named; nothing has changed then.
         CheckpointError: a checkpoint that is being rewritten turns out to be broken.
         OSError: the disk refuses.
+
+    Warns:
+        UserWarning: a directory's checkpoint goes into a single file, which has no room for its configuration.
     """
+    _check_arguments(tensors, config, shard_bytes)
     convention = _convention(tensors, to)
     target = Path(path)
     if isinstance(tensors, Checkpoint):
         for problem in tensors.problems:
             if problem.fatal:
                 raise CheckpointError(problem.file, problem.name, problem.text)
+        if target.suffix == TENSORS and tensors.source.config:
+            text = f"{os.fspath(path)}: a single file; {CONFIG} and what else lies in {tensors.source.path} stay behind"
+            warnings.warn(text, stacklevel=2)
         if config is None and _copyable(tensors, convention, target):
             _copy(tensors, target, progress)
             return
@@ -85,6 +95,32 @@ def save_checkpoint(
         units, beside = list(tensor_units(tensors, convention)), []
         documents = documents_for(units, convention, config or {})
     write_units(units, target, convention, documents, beside, shard_bytes, progress)
+
+
+def _check_arguments(tensors: Any, config: Any, shard_bytes: Any) -> None:
+    """Everything that can be told before a byte is written."""
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors: {type(tensors).__name__}, expected a mapping of names to tensors")
+    for name in tensors:
+        if not isinstance(name, str):
+            raise TypeError(f"tensors: name {name!r}, expected a str")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"tensors: name {name!r}, expected what UTF-8 can encode") from error
+    if config is not None:
+        if not isinstance(config, Mapping):
+            raise TypeError(f"config: {type(config).__name__}, expected a mapping")
+        try:
+            json.dumps(dict(config))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"config: {error}; expected what JSON can hold") from error
+    check_shard_bytes(shard_bytes)
+
+
+def check_shard_bytes(shard_bytes: Any) -> None:
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise ValueError(f"shard_bytes: {shard_bytes!r}, expected a positive integer")
 
 
 def check_convention(to: str) -> None:

@@ -131,6 +131,7 @@ class Publication:
             if kind is None:
                 for name, path in self._staged.items():
                     os.replace(path, self.folder / name)
+                _sync(self.folder)  # the new names are on the disk before the old files go
                 for name in self._obsolete:
                     if name not in self._staged:
                         (self.folder / name).unlink(missing_ok=True)
@@ -139,3 +140,13 @@ class Publication:
                 path.unlink(missing_ok=True)
             if kind is not None and self._made_folder and not any(self.folder.iterdir()):
                 self.folder.rmdir()
+
+
+def _sync(folder: Path) -> None:
+    """A directory's entries to the disk, where the system can."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.text import Text
 
 from blockscale.checkpoints import EXCLUDED, LayerReport, load_checkpoint, quantize_checkpoint, save_checkpoint
 from blockscale.checkpoints.inspection import Inspection, LayerFacts, inspect_checkpoint
-from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, progress, refusals
+from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, progress, refusals, say, shown
 
 Convention = Literal["modelopt", "compressed-tensors", "blockscale"]
 Method = Literal["rtn", "four_over_six", "mse"]
@@ -36,7 +35,7 @@ def notes() -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         yield
     for warning in caught:
-        typer.echo(f"blockscale: note: {warning.message}", err=True)
+        say(f"note: {warning.message}")
 
 
 def inspect(
@@ -55,7 +54,7 @@ def inspect(
     else:
         show_inspection(found)
     if not found.sound:
-        typer.echo("blockscale: the checkpoint cannot be loaded as it is", err=True)
+        say("the checkpoint cannot be loaded as it is")
         raise typer.Exit(FAILED)
 
 
@@ -77,7 +76,7 @@ def convert(
     if as_json:
         print_json({"target": os.fspath(target), "to": to, "weights": weights, "other_tensors": others})
     else:
-        output().print(Text(f"{target}: {weights} NVFP4 weights, {others} other tensors, {to}"))
+        output().print(shown(f"{target}: {weights} NVFP4 weights, {others} other tensors, {to}"))
 
 
 def quantize(
@@ -93,7 +92,7 @@ def quantize(
     as_json: AsJson = False,
 ) -> None:
     """Quantise the linear layers of a model to NVFP4, and report what each of them loses."""
-    with refusals(as_json):
+    with refusals(as_json), notes():
         reports = quantize_checkpoint(
             source,
             target,
@@ -118,16 +117,16 @@ def show_inspection(found: Inspection) -> None:
     for heading in ("layer", "shape", "format", "block scales", "global scale", "activations"):
         table.add_column(heading, overflow="fold")
     for layer in found.layers:
-        table.add_row(*(Text(cell) for cell in layer_row(layer)))
+        table.add_row(*(shown(cell) for cell in layer_row(layer)))
     console.print(table)
     kinds: dict[str, int] = {}
     for tensor in found.tensors:
         kinds[tensor.dtype] = kinds.get(tensor.dtype, 0) + 1
     others = ", ".join(f"{count} {dtype}" for dtype, count in sorted(kinds.items()))
-    console.print(Text(f"{len(found.layers)} NVFP4 weights; other tensors: {others or 'none'}"))
+    console.print(shown(f"{len(found.layers)} NVFP4 weights; other tensors: {others or 'none'}"))
     for problem in found.problems:
         kind = "broken" if problem.fatal else "note"
-        console.print(Text(f"{kind}: {problem.name}: {problem.text}" if problem.name else f"{kind}: {problem.text}"))
+        console.print(shown(f"{kind}: {problem.name}: {problem.text}" if problem.name else f"{kind}: {problem.text}"))
 
 
 def layer_row(layer: LayerFacts) -> tuple[str, ...]:
@@ -151,7 +150,7 @@ def show_reports(title: str, reports: list[LayerReport]) -> None:
     table.add_column("shape")
     table.add_column("SNR, dB", justify="right")
     for report in reports:
-        table.add_row(Text(report.name), " x ".join(map(str, report.shape)), Text(snr_cell(report)))
+        table.add_row(shown(report.name), " x ".join(map(str, report.shape)), shown(snr_cell(report)))
     output().print(table)
 
 

@@ -24,6 +24,21 @@ PIPED_WIDTH = 120
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
+def printable(text: str) -> str:
+    """Text from a file without what would drive a terminal: control, formatting and unencodable characters escaped."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(text: str) -> Text:
+    """Text for a table or a line, as it is: no markup, nothing that drives a terminal."""
+    return Text(printable(text))
+
+
+def say(message: str) -> None:
+    """One line on standard error."""
+    typer.echo(f"blockscale: {printable(' '.join(message.split()))}", err=True)
+
+
 def output() -> Console:
     """Standard output; wide enough for every table when it is a file or a pipe."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
@@ -44,7 +59,7 @@ def _without_nan(value: Any) -> Any:
 
 def plain_table(title: str, **options: Any) -> Table:
     """A table without vertical lines, narrow enough for 80 columns."""
-    return Table(title=Text(title), title_justify="left", box=box.SIMPLE, padding=0, show_edge=False, **options)
+    return Table(title=shown(title), title_justify="left", box=box.SIMPLE, padding=0, show_edge=False, **options)
 
 
 @contextmanager
@@ -56,5 +71,5 @@ def refusals(as_json: bool) -> Iterator[None]:
         message = " ".join(str(error).split()) or type(error).__name__
         if as_json:
             print_json({"error": message})
-        typer.echo(f"blockscale: {message}", err=True)
+        say(message)
         raise typer.Exit(REFUSED) from error
