@@ -157,8 +157,10 @@ class Call:
         tensor = plan.launcher.one
         if isinstance(alpha, Tensor):
             tensor = alpha
-            if alpha.is_cpu:
-                arguments.check_alpha(alpha, out.device)
+            if alpha.is_cpu and not math.isfinite(alpha.item()):
+                arguments.check_alpha(alpha, out.device)  # which raises
+        elif type(alpha) is float and math.isfinite(alpha):
+            factor = alpha
         elif alpha is not None:
             factor = float(arguments.check_alpha(alpha, out.device))
         given = [a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor]

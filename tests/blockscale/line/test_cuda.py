@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import naive_store
 import pytest
 import torch
 
 import blockscale as bs
-from blockscale import backends, plan, store
+from blockscale import backends, entry, plan, store
 from blockscale.backends import gpu
 from blockscale.config import Config
-from blockscale.launch import cuda
+from blockscale.launch import cuda, emulated
 from blockscale.problem import Problem, Target, target_named, target_of_capability
 from blockscale.store import Artefact
 
@@ -53,7 +54,7 @@ import ctypes, sys, time
 import torch
 from blockscale import plan
 from blockscale.config import Config
-from blockscale.launch import cuda
+from blockscale.launch import cuda, emulated
 from blockscale.problem import Problem, target_named
 from blockscale.store import default_store
 empty = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
@@ -273,3 +274,50 @@ def test_a_target_is_found_by_its_capability_alone():
     assert target_of_capability((10, 0)) == B200
     assert isinstance(B200, Target)
     assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+class FakeLauncher(Recorder):
+    """Stands in for a GPU whose memory is the CPU's; launches are kept."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.target, self.one = naive_store.HOPPER, torch.ones(())
+        self.plans, self.known, self.asked = {}, {}, []
+
+    def load(self, artefact):
+        return artefact.key
+
+    def launch(self, function, pointers, sizes, scalars):
+        self.asked.append((function, pointers, sizes, scalars))
+
+
+def test_the_tests_on_silicon_reach_the_naive_kernel(monkeypatch, tmp_path):
+    """What test_gpu.py puts in place, up to the launch, with a GPU that is not here."""
+    import test_gpu
+
+    monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path))
+    parts = {"object": b"o", "library": b"l", "ptx": b"p", "cubin": b"c"}
+    store.default_store().put(naive_store.origin("bf16"), parts)
+    launcher = FakeLauncher()
+    token = emulated._active.set(launcher)
+    try:
+        test_gpu.use_naive_kernel(monkeypatch.setattr)
+        a, b = test_gpu.pair(device="cpu")
+        for _ in range(2):
+            test_gpu.gemm(a, b, out=torch.empty(37, 25, dtype=torch.bfloat16), alpha=0.25)
+    finally:
+        emulated._active.reset(token)
+    first, second = launcher.asked
+    assert first[0] == second[0] == naive_store.key("bf16")
+    assert dict(zip(entry.VALUES, first[3], strict=True)) | {"ctas": 0} == {
+        "factor": 0.25,
+        "m": 37,
+        "n": 25,
+        "k": 192,
+        "ld_out": 25,
+        "batch": 1,
+        "batch_a": 1,
+        "batch_b": 1,
+        "ctas": 0,
+    }
+    assert len(first[1]) == len(first[2]) == len(entry.POINTERS)
