@@ -206,7 +206,7 @@ class Watcher:
         site = self.rules.site(line, agent.warp, proxy, scope, write, proxy == "generic", late)
         known = agent.clock.lookup() if shared else agent.clock.lookup_anywhere()
         fence = _FENCES.get(proxy, SHARED if shared else GLOBAL)
-        access = Access(chain, agent.index, site, atomic or not write, known, (ORDER,), fence, self._fence_bits)
+        access = Access(chain, agent.index, site, atomic or not write, known, None, fence, self._fence_bits)
         if troubles := shadow.record(where, mask, access):
             self.rules.report(agent, line, site, Place(region), troubles)
 
@@ -255,9 +255,9 @@ class Watcher:
             return
         line = self._line(agent)
         shadow = self._tensor_shadow(cta)
-        rows, fence = ((ORDER,), TENSOR) if self.strict else ((ORDER, TENSOR), None)
+        also, fence = (None, TENSOR) if self.strict else (TENSOR, None)
         site = self.rules.site(line, agent.warp, "tensor", 0, write, fenced=True)
-        access = Access(agent.chain, agent.index, site, needs, agent.clock.lookup(), rows, fence)
+        access = Access(agent.chain, agent.index, site, needs, agent.clock.lookup(), also, fence)
         if troubles := shadow.record(cells, mask, access):
             self.rules.report(agent, line, site, Place(cta=cta), troubles)
 
@@ -266,7 +266,7 @@ class Watcher:
         agent, shadow, cells = _agent(warp), self._tensor_shadow(warp.cta), (slice(None), slice(first, first + columns))
         line = self._line(agent)
         site = self.rules.site(line, warp, "generic", 0, write=True, fenced=False)
-        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(), (ORDER, TENSOR))
+        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(), TENSOR)
         if troubles := shadow.record(cells, FULL_CELL, access):
             self.rules.report(agent, line, site, Place(cta=warp.cta), troubles)
 
