@@ -88,11 +88,10 @@ TENSOR = (
     Rule(SAME, "registers of tcgen05.ld may be used before the wait, which still comes before the release",
          operator="swap", before=r"tcgen05\.wait::ld", change=r"after `st\.global"),
 )  # fmt: skip
+LAST = "a role's last waits: nothing comes after them; without all of them at once nothing shows either"
 NVIDIA_1CTA = (
-    Rule(SAME, "a role's last waits: nothing comes after them; without all of them at once nothing shows either",
-         lines=(315, 433)),
-    Rule(SAME, "a role's last waits: nothing comes after them; without all of them at once nothing shows either",
-         lines=(748, 770)),
+    Rule(SAME, LAST, lines=(315, 433)),
+    Rule(SAME, LAST, lines=(748, 770)),
     Rule(SAME, "the barrier after the last tile has ordered the reads of tensor memory already",
          operator="drop_barrier", lines=(1045, 1045)),
     Rule(SAME, "lanes that give the same operands issue a tensor copy once",
@@ -102,12 +101,36 @@ NVIDIA_1CTA = (
     Rule(SAME, "any warp may give the permit back",
          operator="change_predicate", before=r"@%p90 bra", lines=(1042, 1042)),
 )  # fmt: skip
+NVIDIA_MULTICAST = (
+    Rule(SAME, "stages are freed in order: the waits for later ones cover this one",
+         lines=(423, 533)),
+    Rule(SAME, LAST, lines=(830, 849)),
+)  # fmt: skip
+NVIDIA_CLC = (
+    Rule(SAME, LAST, lines=(327, 466)),
+    Rule(SAME, LAST, lines=(538, 547)),
+    Rule(SAME, LAST, lines=(973, 992)),
+)  # fmt: skip
+BLOCKSCALE = (
+    Rule(SAME, "alloc is synchronous, and whoever uses tensor memory has its address from a load that comes after it",
+         operator="drop_fence|swap", lines=(107, 109)),
+    Rule(SAME, LAST, lines=(241, 290)),
+    Rule(SAME, "accumulators are released in order: the next wait covers this one",
+         lines=(464, 477)),
+    Rule(SAME, "of the operations that the fence orders none follows: dealloc is synchronous",
+         operator="drop_fence|swap", before=r"tcgen05\.fence::after", lines=(496, 496)),
+    Rule(SAME, "the loads from tensor memory and their wait are the whole warp's: no lane is behind",
+         operator="drop_barrier|swap", lines=(877, 878)),
+)  # fmt: skip
 RULES: dict[str, tuple[Rule, ...]] = {
     "pipeline": PIPELINE,
     "cluster": CLUSTER,
     "dependent": DEPENDENT,
     "tensor": TENSOR,
     "nvidia-1cta": NVIDIA_1CTA,
+    "nvidia-multicast": NVIDIA_MULTICAST,
+    "nvidia-clc": NVIDIA_CLC,
+    "blockscale-sm100": BLOCKSCALE,
 }
 
 

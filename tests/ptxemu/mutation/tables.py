@@ -39,7 +39,7 @@ def rate(kinds: Counter[str], strict: bool = False) -> float:
 
 def summary(kernels: dict[str, Any]) -> str:
     rows = [
-        "| kernel | mutants | run | caught | equivalent | strict | missed | caught of those with an effect | and strict |",
+        "| kernel | mutants | run | caught | equivalent | strict | missed | caught, of effective ones | and strict |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     found = judged(kernels)

@@ -32,7 +32,8 @@ def test_a_sample_of_faults_is_caught(name: str) -> None:
     for text, mutant in sample(kernel, seed=1, each=2):
         if not kernel.run(text, mutant).caught:
             place = {"text": text, "line": mutant.line, "operator": mutant.operator, "change": mutant.change}
-            survivor = place | {"before": mutant.before, "reached": True, "strict": ""}
+            strict = kernel.strict(text, mutant) - kernel.strict("", None, RUNS)
+            survivor = place | {"before": mutant.before, "reached": True, "strict": str(strict or "")}
             assert explain(name, survivor).kind in ("equivalent", "strict"), f"{text}: {mutant}"
 
 
