@@ -44,12 +44,13 @@ CHAIN_BITS = 12  # global memory names a chain of any cluster: cluster << CHAIN_
 
 
 class Chains:
-    """The chains of one cluster.  serial: the cluster's; kinds: of each chain, 0 is none."""
+    """The chains of one cluster.  serial: the cluster's; kinds: of each chain, 0 is none; live: of its mbarriers."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.kinds = [""]
         self.capacity = 64
+        self.live = self.new("mbarrier object")
 
     def new(self, kind: str) -> int:
         self.kinds.append(kind)

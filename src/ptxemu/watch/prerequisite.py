@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHAIN", "GridBefore", "Hit"]
 
-CHAIN = 1  # of every cluster of a dependent grid: its event 1 is the end of the grid before
+CHAIN = 2  # of every cluster of a dependent grid: its event 1 is the end of the grid before
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,8 @@ class Rules:
     ) -> tuple[str, str]:
         """Kind and message."""
         me, them = _access(mine), _access(other)
+        if other.proxy == "mbarrier":
+            return "access to a live mbarrier", f"{me} touches the bytes of an mbarrier; mbarrier.inval comes first"
         own = serial == agent.clock.chains.serial
         stream = agent.clock.chains.kinds[chain] if own and chain < len(agent.clock.chains.kinds) else ""
         known = agent.clock.known
@@ -152,7 +154,7 @@ class Rules:
                 f"{me} comes after {them}, but no fence.proxy.async for {space} memory lies between them: the async "
                 "proxy may not see it"
             )
-        if self._waited_for(serial, other, chain, index):
+        if stream.startswith("tcgen05.") and self._waited_for(serial, other, chain, index):
             return "race", f"{me} is not ordered after {them}"
         if stream == "tcgen05.ld":
             return "missing tcgen05.wait::ld", f"{me} overtakes {them} that no tcgen05.wait::ld waited for"
@@ -257,4 +259,5 @@ def _access(site: Site) -> str:
         "generic": "a store" if site.write else "a load",
         "async": f"an asynchronous {verb}",
         "tensor": f"a tensor-core {verb}",
+        "mbarrier": "initialised",
     }.get(site.proxy, f"a {verb} through the {site.proxy} proxy")

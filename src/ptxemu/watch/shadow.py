@@ -100,6 +100,15 @@ class Shadow:
         """The memory is new there, with undefined contents."""
         self.ids[where] = 0
 
+    def forget(self, where: Where, mask: Mask) -> None:
+        """Parts of cells have no past any more."""
+        cells = self.cells(where)
+        for cell, part in zip(cells.tolist(), np.broadcast_to(mask, cells.shape).tolist(), strict=True):
+            past, written = self.states[self.ids.item(cell)]
+            left = tuple(before._replace(mask=before.mask & ~part) for before in past if before.mask & ~part)
+            self.ids[cell] = len(self.states)
+            self.states.append(State(left, written & ~part))
+
     def record(self, where: Where, mask: Mask, access: Access) -> list[Trouble]:
         """Adds an access; what is wrong with it."""
         if len(self.states) > self.limit:

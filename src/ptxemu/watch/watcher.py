@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Watcher"]
 
 _CLUSTER, _DEVICE = 2, 3
+BARRIER_BYTES = 8
+NEVER = 2**31 - 1  # the index of an event that nobody gets to know of
 _FENCES: dict[str, int | None] = {
     "generic": None,
     "tensormap": TENSORMAP,
@@ -111,13 +113,31 @@ class Watcher:
         """What a barrier of the cluster carries."""
         return Sync(cluster.chains, self.acting)
 
-    def mbarrier(self, warp: Warp, line: int) -> Sync:
-        """What an mbarrier carries that the warp initialises at a PTX line."""
+    def mbarrier(self, warp: Warp, address: int, line: int) -> Sync:
+        """What an mbarrier carries that the warp initialises at a shared address and a PTX line."""
         chains = warp.cluster.chains
         sync = Sync(chains, self.acting, chains.new("mbarrier"), self.rules.init_not_visible)
         agent = _agent(warp)
         sync.init, sync.init_line = (agent.chain, agent.index), line
+        self._live(warp, address, line)
         return sync
+
+    def _live(self, warp: Warp, address: int, line: int) -> None:
+        """An mbarrier lies at a shared address from now on: no access to its bytes may follow.  They are an event that
+        never gets known."""
+        region = warp.shared.find(address, address + BARRIER_BYTES)
+        if region.shadow is None:
+            region.shadow = _shadow(region, shared=True)
+        where, mask = _span(address - region.base, BARRIER_BYTES)
+        site = self.rules.site(line, warp, "mbarrier", 0, write=True, fenced=False)
+        known = _agent(warp).clock.lookup()
+        region.shadow.record(where, mask, Access(warp.cluster.chains.live, NEVER, site, False, known))
+
+    def invalidated(self, warp: Warp, address: int) -> None:
+        """mbarrier.inval: its bytes are memory again, with undefined contents."""
+        region = warp.shared.find(address, address + BARRIER_BYTES)
+        if region.shadow is not None:
+            region.shadow.forget(*_span(address - region.base, BARRIER_BYTES))
 
     def undefined_register(self, warp: Warp) -> None:
         """The warp reads a register that nothing has written."""

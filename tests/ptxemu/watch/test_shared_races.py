@@ -175,6 +175,18 @@ PAIRS = [
         "", 2, 2,
     ),
     Pair(
+        "an mbarrier's bytes",
+        "access to a live mbarrier",
+        INIT + "@first st.shared.b32 [bar+4], 1;\n",
+        INIT + "@first mbarrier.inval.shared::cta.b64 [bar];\n @first st.shared.b32 [bar+4], 1;\n",
+    ),
+    Pair(
+        "a copy over an mbarrier",
+        "access to a live mbarrier",
+        FENCE + INIT + BULK_LOAD.replace("[r2]", "[room+7952]") + wait(),
+        FENCE + INIT + BULK_LOAD.replace("[r2]", "[room+7936]") + wait(),
+    ),
+    Pair(
         "an mbarrier initialised twice",
         "race",
         "@first mbarrier.init.shared::cta.b64 [bar], 1;\n @second mbarrier.init.shared::cta.b64 [bar], 1;\n",
