@@ -63,23 +63,35 @@ def run(name: str, setup: Setup, each: int = ALL) -> dict[str, Any]:
             result = kernel.run(text, mutant)
             entry: dict[str, Any] = {"caught": result.caught, "schedule": result.schedule}
             if not result.caught:
-                new = sorted(kernel.strict(text, mutant) - known)
-                entry["strict"] = f"{new[0][0]} at line {new[0][1]}" if new else ""
-                entry["reached"] = _reached(kernel, text, mutant)
+                entry["survivor"] = survivor(kernel, text, mutant, known)
             done.add(key, entry)
         entry = done.results[key]
         counts[mutant.operator][0] += bool(entry["caught"])
         counts[mutant.operator][1] += 1
         how[entry["caught"]] = how.get(entry["caught"], 0) + 1
         if not entry["caught"]:
-            place = {"text": text, "line": mutant.line, "operator": mutant.operator, "change": mutant.change}
-            survivors.append(place | {"before": mutant.before, "strict": entry["strict"], "reached": entry["reached"]})
+            survivors.append(entry["survivor"])
     how.pop("", None)
     return {
+        "ptx": setup.digest,
         "mutants": len(kernel.mutants),
         "counts": {operator: count for operator, count in counts.items() if count[1]},
         "how": dict(sorted(how.items(), key=lambda item: -item[1])),
         "survivors": survivors,
+    }
+
+
+def survivor(kernel: Kernel, text: str, mutant: Mutant, known: set[tuple[str, int]]) -> dict[str, Any]:
+    """A survivor's entry.  known: what strict checks find in the kernel as it is."""
+    new = sorted(kernel.strict(text, mutant) - known)
+    return {
+        "text": text,
+        "line": mutant.line,
+        "operator": mutant.operator,
+        "change": mutant.change,
+        "before": mutant.before,
+        "strict": f"{new[0][0]} at line {new[0][1]}" if new else "",
+        "reached": _reached(kernel, text, mutant),
     }
 
 

@@ -41,7 +41,7 @@ class Kernel:
         self.modules = {name: parse(text) for name, text in setup.texts.items()}
         self.mutants = [(name, mutant) for name, text in setup.texts.items() for mutant in mutants(text)]
 
-    def run(self, name: str, mutant: Mutant | None, checks: str = "all") -> Result:
+    def run(self, name: str, mutant: Mutant | None, checks: str = "all", runs: Sequence[Run] = RUNS) -> Result:
         """Runs with one text changed, or as it is, under schedule after schedule until something shows."""
         modules = dict(self.modules)
         if mutant is not None:
@@ -50,7 +50,7 @@ class Kernel:
             except ptxemu.ParseError as error:
                 raise InvalidMutant(f"{mutant}: {error}") from error
         device = ptxemu.Device("sm_100a", checks=checks, max_turns=MAX_TURNS)
-        for schedule, seed in RUNS:
+        for schedule, seed in runs:
             device.schedule, device.seed = schedule, seed
             result = self._once(list(modules.values()), device)
             if result.caught:
