@@ -248,6 +248,13 @@ JUDGED = {
             Rule(ALLOC, "drop_fence|swap", r"tcgen05\.fence|bar\.sync", lines=(107, 109)),
             _at_the_end("accumulators are released in order: the next wait covers this one", (464, 477)),
             Rule(
+                "only a CTA without tiles keeps this value, and there is none in this problem",
+                "flip_parity",
+                r"mov\.b32 %r327, 1",
+                "starts",
+                lines=(126, 126),
+            ),
+            Rule(
                 "of the operations that the fence orders none follows: dealloc is synchronous",
                 "drop_fence|swap",
                 r"tcgen05\.fence::after",
