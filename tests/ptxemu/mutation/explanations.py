@@ -282,5 +282,5 @@ def explain(kernel: str, ptx: str, survivor: dict[str, Any]) -> Rule:
         if rule.fits(survivor):
             return rule
     if survivor["strict"]:
-        return Rule(f"strict checks: {survivor['strict']}", "", "", kind="strict")
+        return Rule(f"strict checks see it: {survivor['strict'].partition(' at ')[0]}", "", "", kind="strict")
     return UNEXPLAINED
