@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxemu.watch.clocks import CHAIN_BITS
+from ptxemu.watch.clocks import split
 from ptxemu.watch.shadow import GRANULE, WRITE
 
 if TYPE_CHECKING:
@@ -53,5 +53,5 @@ class GridBefore:
             part = np.uint16(mask) if np.ndim(mask) == 0 else mask[inside]
             for cell, past in shadow.past(at, part):
                 if write or past.site & WRITE:
-                    return Hit((first + cell) * GRANULE, past.chain >> CHAIN_BITS, self.rules.sites[past.site >> 2])
+                    return Hit((first + cell) * GRANULE, split(past.chain)[0], self.rules.sites[past.site >> 2])
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxemu.watch.agents import Agent, Sync
-from ptxemu.watch.clocks import CHAIN_BITS, ORDER
+from ptxemu.watch.clocks import ORDER, split
 from ptxemu.watch.roles import role_of
 from ptxemu.watch.shadow import FENCED, GRANULE, WRITE, Past, Trouble
 
@@ -118,8 +118,8 @@ class Rules:
         other = self.sites[past.site >> 2]
         chain, index, serial = past.chain, past.at, agent.clock.chains.serial
         if place.region is not None and place.region.owner is None:
-            serial, chain = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
-        if self._morally_strong(agent, mine, serial, other):
+            serial, chain = split(chain)
+        if self.in_scope(min(mine.scope, other.scope), agent, serial, other.rank):
             return
         kind, message = self._judge(agent, mine, other, serial, chain, index, place)
         name, role = self._party(serial, other)
@@ -172,13 +172,13 @@ class Rules:
         agent = cluster.ctas[other.rank].warps[other.warp].agent if cluster is not None else None
         return agent is None or agent.clock.lookup()(ORDER, chain) >= index
 
-    def _morally_strong(self, agent: Agent, mine: Site, serial: int, other: Site) -> bool:
-        """PTX 'Morally strong operations': both strong, and each in the other's scope."""
-        least = min(mine.scope, other.scope)
-        if least >= _GPU:
+    def in_scope(self, scope: int, agent: Agent, serial: int, rank: int) -> bool:
+        """Whether a scope around the agent includes a CTA of a cluster; with the smaller one of two accesses, PTX
+        'Morally strong operations': both strong, and each in the other's scope."""
+        if scope >= _GPU:
             return True
         same_cluster = serial == agent.clock.chains.serial
-        return same_cluster and (least == _CLUSTER or (least == _CTA and mine.rank == other.rank))
+        return same_cluster and (scope == _CLUSTER or (scope == _CTA and rank == agent.warp.cta.rank))
 
     def _party(self, serial: int, site: Site) -> tuple[str, str]:
         """Name and role of the warp at a site; a role only while its cluster runs."""
@@ -260,4 +260,5 @@ def _access(site: Site) -> str:
         "async": f"an asynchronous {verb}",
         "tensor": f"a tensor-core {verb}",
         "mbarrier": "initialised",
+        "free": "the deallocation",
     }.get(site.proxy, f"a {verb} through the {site.proxy} proxy")

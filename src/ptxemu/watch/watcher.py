@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ptxemu.machine.lanes import bools
 from ptxemu.machine.lanes import lanes as lanes_of
 from ptxemu.watch.agents import Agent, Sync, WarpAgent
-from ptxemu.watch.clocks import CHAIN_BITS, GLOBAL, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock
+from ptxemu.watch.clocks import GLOBAL, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock, anywhere
 from ptxemu.watch.prerequisite import CHAIN, GridBefore
 from ptxemu.watch.rules import Place, Rules
 from ptxemu.watch.shadow import FENCED, FULL_CELL, GRANULE, WRITE, Access, Shadow
@@ -35,29 +35,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Watcher"]
 
-_CLUSTER, _DEVICE = 2, 3
 BARRIER_BYTES = 8
 NEVER = 2**31 - 1  # the index of an event that nobody gets to know of
 _FENCES: dict[str, int | None] = {
     "generic": None,
     "tensormap": TENSORMAP,
 }  # the row of what a proxy sees; async: by space
-MOST = {"shared": 16, "global": 4, "tensor": 16}  # accesses of a cell that are kept
+MOST = {"shared": 64, "global": 128, "tensor": 64}  # accesses of a cell that are kept
 TENSOR_CELLS = 4, 512
 
 
 @dataclass(frozen=True)
 class Flag:
-    """What was released at an address: the scope, and the warp that did it last."""
+    """What was released at an address: the scope, and by which CTA of which cluster last."""
 
     clock: Clock
     scope: int
-    warp: Warp
-
-
-def in_scope(scope: int, one: Warp, other: Warp) -> bool:
-    """Whether a scope (1 CTA, 2 cluster, 3 device) around either warp includes the other."""
-    return scope >= _DEVICE or (one.cluster is other.cluster and (scope == _CLUSTER or one.cta is other.cta))
+    cluster: int
+    rank: int
 
 
 class Watcher:
@@ -68,6 +63,7 @@ class Watcher:
         self.before = before
         self.rules = Rules(findings, strict)
         self.flags: dict[tuple[int, int], Flag] = {}  # what stores and atomics released, by cluster (-1: global)
+        self.barriers: dict[tuple[int, int], Sync] = {}  # the last mbarrier at each address, by cluster
         self._fence_bits = FENCED if strict else FENCED | WRITE
 
     def attach(self, grid: Grid) -> None:
@@ -104,7 +100,8 @@ class Watcher:
     def cluster_ended(self, cluster: Cluster) -> None:
         self.rules.ended(cluster)
         serial = cluster.chains.serial
-        self.flags = {key: clock for key, clock in self.flags.items() if key[0] != serial}
+        self.flags = {key: flag for key, flag in self.flags.items() if key[0] != serial}
+        self.barriers = {key: sync for key, sync in self.barriers.items() if key[0] != serial}
 
     def agent(self, warp: Warp) -> WarpAgent:
         return WarpAgent(warp, warp.cluster.chains, self.strict)
@@ -116,7 +113,10 @@ class Watcher:
     def mbarrier(self, warp: Warp, address: int, line: int) -> Sync:
         """What an mbarrier carries that the warp initialises at a shared address and a PTX line."""
         chains = warp.cluster.chains
-        sync = Sync(chains, self.acting, chains.new("mbarrier"), self.rules.init_not_visible)
+        before = self.barriers.get((chains.serial, address))  # one that was there, whose chain goes on
+        chain, base = (chains.new("mbarrier"), 0) if before is None else (before.chain, before.base + before.phase + 1)
+        sync = Sync(chains, self.acting, chain, self.rules.init_not_visible, base)
+        self.barriers[chains.serial, address] = sync
         agent = _agent(warp)
         sync.init, sync.init_line = (agent.chain, agent.index), line
         self._live(warp, address, line)
@@ -220,7 +220,7 @@ class Watcher:
                 self.rules.too_early(agent, line, Place(region), write, self.before, hit)
             elif self.strict and not write:
                 self.rules.before_wait(agent, line, Place(region), _cell_at(where, 0))
-        chain = agent.chain if shared else agent.clock.chains.serial << CHAIN_BITS | agent.chain
+        chain = agent.chain if shared else anywhere(agent.clock.chains.serial, agent.chain)
         late = not shared and self.grid.release.asked and agent.warp.cta in self.grid.release.released
         scope = order.scope if order is not None else 0
         site = self.rules.site(line, agent.warp, proxy, scope, write, proxy == "generic", late)
@@ -248,7 +248,8 @@ class Watcher:
         if isinstance(agent, WarpAgent):
             for key in self._flag_keys(space, address, mask):
                 flag = self.flags.get(key)
-                if flag is not None and in_scope(min(flag.scope, order.scope), agent.warp, flag.warp):
+                scope = 0 if flag is None else min(flag.scope, order.scope)
+                if flag is not None and self.rules.in_scope(scope, agent, flag.cluster, flag.rank):
                     agent.acquire(flag.clock, relaxed=not order.acquires)
 
     def _release(self, space: Space, address: Any, mask: int, order: Order, atomic: bool) -> None:
@@ -256,14 +257,21 @@ class Watcher:
         agent = self.acting()
         if agent is None:
             return
-        clock = Clock(agent.clock.chains)
-        agent.release(clock, relaxed=not order.releases)
+        clock, relaxed = Clock(agent.clock.chains), not order.releases
+        released = not relaxed or (isinstance(agent, WarpAgent) and agent.fenced is not None)
+        agent.release(clock, relaxed)
         for key in self._flag_keys(space, address, mask):
+            if not released:
+                if not atomic:
+                    self.flags.pop(key, None)
+                continue
             scope, published = order.scope, clock
+            if relaxed and isinstance(agent, WarpAgent):
+                scope = min(scope, agent.fence_scope)
             if atomic and (before := self.flags.get(key)) is not None:
                 scope, published = min(scope, before.scope), before.clock.copy()
                 published.merge(clock)
-            self.flags[key] = Flag(published, scope, agent.warp)
+            self.flags[key] = Flag(published, scope, agent.clock.chains.serial, agent.warp.cta.rank)
 
     # Tensor memory
 
@@ -285,7 +293,7 @@ class Watcher:
         """The warp frees columns of its CTA, after which nothing may reach them."""
         agent, shadow, cells = _agent(warp), self._tensor_shadow(warp.cta), (slice(None), slice(first, first + columns))
         line = self._line(agent)
-        site = self.rules.site(line, warp, "generic", 0, write=True, fenced=False)
+        site = self.rules.site(line, warp, "free", 0, write=True, fenced=False)
         access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(), TENSOR)
         if troubles := shadow.record(cells, FULL_CELL, access):
             self.rules.report(agent, line, site, Place(cta=warp.cta), troubles)

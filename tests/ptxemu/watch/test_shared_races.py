@@ -142,6 +142,13 @@ PAIRS = [
         "an asynchronous write comes after a store",
     ),
     Pair(
+        "a store behind the arrival, before the copy",
+        "race",
+        FENCE + INIT + BULK_LOAD.replace("@first cp", "@first st.shared.u32 [room+512], 7;\n @first cp") + wait()
+        + "ld.shared.u32 r6, [room+512];",
+        FENCE + INIT + "@first st.shared.u32 [room+512], 7;\n" + BULK_LOAD + wait() + "ld.shared.u32 r6, [room+512];",
+    ),
+    Pair(
         "two loads to one place",
         "race",
         INIT + BULK_LOAD.replace("tx.shared::cta.b64 _, [bar], 256", "tx.shared::cta.b64 _, [bar], 512")
