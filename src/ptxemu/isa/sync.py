@@ -155,6 +155,8 @@ def getctarank(w: Warp, m: int, a: Value) -> Value:
 @warp("griddepcontrol.launch_dependents")
 def launch_dependents(w: Warp, m: int) -> None:
     """PTX 'griddepcontrol'.  Dependent grids may start once all CTAs have said so or ended; they need not."""
+    if w.grid.watch is not None:
+        w.grid.watch.let_dependents_start(w)
     w.grid.release.launch_dependents(w.cta)
 
 

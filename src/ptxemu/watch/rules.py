@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.memory import Region
     from ptxemu.machine.warp import Warp
     from ptxemu.watch.findings import Findings
-    from ptxemu.watch.prerequisite import GridBefore, Hit
+    from ptxemu.watch.prerequisite import Hit
 
 __all__ = ["Place", "Rules", "Site"]
 
@@ -190,15 +190,15 @@ class Rules:
         role = role_of(cluster.ctas[rank].warps[site.warp]) if cluster is not None else ""
         return f"warp {site.warp} of CTA {index}", role
 
-    def too_early(self, agent: Agent, line: int, place: Place, write: bool, before: GridBefore, hit: Hit) -> None:
+    def too_early(self, agent: Agent, line: int, place: Place, write: bool, hit: Hit) -> None:
         """An access to what the grid before accesses, by one that does not know that grid to be complete."""
         word = "write" if write else "read"
         message = f"the grid before may still run: griddepcontrol.wait has to come before this {word}"
         if hit.site.late and hit.site.write:
             message += "; that grid stores here after griddepcontrol.launch_dependents, which may be missed"
-        name, _ = before.rules._party(hit.serial, hit.site)
-        kernel = before.rules.grid.program.name
-        other = before.rules.findings.party(hit.site.line, name, "", f"{_access(hit.site)} of {kernel}")
+        name, _ = hit.rules._party(hit.serial, hit.site)
+        kernel = hit.rules.grid.program.name
+        other = hit.rules.findings.party(hit.site.line, name, "", f"{_access(hit.site)} of {kernel}")
         self.findings.add(
             f"{word} before griddepcontrol.wait", message, line=line, warp=agent.warp, address=hit.address,
             allocation=place.name, other=other, other_line=hit.site.line,

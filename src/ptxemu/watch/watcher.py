@@ -61,6 +61,7 @@ class Watcher:
     def __init__(self, findings: Findings, strict: bool, before: GridBefore | None = None) -> None:
         self.strict = strict
         self.before = before
+        self.released_early = False
         self.rules = Rules(findings, strict)
         self.flags: dict[tuple[int, int], Flag] = {}  # what stores and atomics released, by cluster (-1: global)
         self.barriers: dict[tuple[int, int], Sync] = {}  # the last mbarrier at each address, by cluster
@@ -91,6 +92,11 @@ class Watcher:
         if self.before is not None:
             chains.new("the grid before")  # gets the number prerequisite.CHAIN
         return chains
+
+    def let_dependents_start(self, warp: Warp) -> None:
+        """griddepcontrol.launch_dependents: if the warp has not waited, the grid before may run beside a dependent."""
+        if self.before is not None and not _agent(warp).clock.fit()[ORDER, CHAIN]:
+            self.released_early = True
 
     def waited_for_grid_before(self, warp: Warp) -> None:
         """griddepcontrol.wait is over."""
@@ -217,7 +223,7 @@ class Watcher:
         if not shared and self.before is not None and not agent.clock.fit()[ORDER, CHAIN]:
             hit = self.before.conflict(region.base, where, mask, write)
             if hit is not None:
-                self.rules.too_early(agent, line, Place(region), write, self.before, hit)
+                self.rules.too_early(agent, line, Place(region), write, hit)
             elif self.strict and not write:
                 self.rules.before_wait(agent, line, Place(region), _cell_at(where, 0))
         chain = agent.chain if shared else anywhere(agent.clock.chains.serial, agent.chain)
