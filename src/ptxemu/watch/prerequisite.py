@@ -38,8 +38,8 @@ class Hit:
 class GridBefore:
     """The accesses that a grid which let dependents start has left in the shadows of global memory.
 
-    older: the grid before it, where that may still run: dependents could start before this grid had waited for it.  Of a
-    longer series the last `MOST` are kept.
+    older: the grid before it, where that may still run: dependents could start before this grid had waited for it.  Of
+    a longer series the last `MOST` are kept.
     """
 
     def __init__(self, rules: Rules, older: GridBefore | None = None) -> None:
