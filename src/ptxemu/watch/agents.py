@@ -298,7 +298,7 @@ class Sync:
         if self.init is None or self.misuse is None:
             return
         chain, index = self.init
-        known = agent.clock.known
+        known = agent.clock.fit()
         seen = SHARED if async_proxy else ORDER
-        if chain >= known.shape[1] or max(known[seen, chain], known[INIT, chain]) < index:
+        if max(known[seen, chain], known[INIT, chain]) < index:
             self.misuse(self, agent, async_proxy)

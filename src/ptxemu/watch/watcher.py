@@ -77,9 +77,6 @@ class Watcher:
                 region.written = region.shadow.written()
             region.shadow = None
 
-    def detach(self) -> None:
-        self.grid.memory.watch = None
-
     def acting(self) -> Agent | None:
         agent: Agent | None = self.grid.queue.acting
         return agent
