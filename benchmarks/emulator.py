@@ -5,6 +5,8 @@ the barrier of its accumulator with 256 arrivals but arrives 8 times, so that it
 corrected in the PTX before it runs.  Every result is compared with float64 first; a wrong one ends the benchmark.
 
 Seconds are those of the launch alone, process time on one core: compiling, decoding and the comparison are not in it.
+Launches without checks (`checks="none"`, which leaves the counters on) and with them take turns, so that both see the
+same machine.  Memory is the process's peak so far, everything that it has imported included.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import os
 import platform
 import re
+import resource
 import statistics
 import sys
 import time
@@ -31,6 +34,7 @@ from ptxemu.host import installed
 
 SIZES = (512, 2048)
 REPEATS = {512: 9, 2048: 3}
+CHECKS = ("none", "all")
 ARRIVALS = re.compile(r"(mov\.b32\s+(%r\d+), )256(;\s+mbarrier\.init\.shared\.b64\s+\[%r\d+\], \2;)")
 
 
@@ -51,30 +55,37 @@ class CorrectedDevice(ptxemu.Device):
 
 
 def measure(size: int, schedule: str) -> dict[str, Any]:
-    """The median of several launches of a size^3 problem."""
+    """Medians of several launches of a size^3 problem, in turn without and with checks."""
     from nvidia_kernels import BlockScaled, Problem, compiled, mistakes
 
     case, problem = BlockScaled(tile=(256, 256), cluster=(2, 1), clusters=74), Problem(size, size, size)
     operands = case.operands(problem, seed=0)
-    device = CorrectedDevice("sm_100a", schedule=schedule)
-    seconds = []
-    with installed(device, operands.memory) as emulator:
-        function = compiled(case)
-        for _ in range(REPEATS[size]):
-            operands.output[:] = 0
-            case.call(function, problem, operands)
+    devices = {checks: CorrectedDevice("sm_100a", schedule=schedule, checks=checks) for checks in CHECKS}
+    seconds: dict[str, list[float]] = {checks: [] for checks in CHECKS}
+    peak = {}
+    for _ in range(REPEATS[size]):
+        for checks, device in devices.items():
+            with installed(device, operands.memory) as emulator:
+                function = compiled(case)
+                operands.output[:] = 0
+                case.call(function, problem, operands)
             if wrong := mistakes(case, operands, problem):
                 raise SystemExit(f"{size}^3: {wrong}")
-            seconds.append(device.seconds)
+            seconds[checks].append(device.seconds)
+            peak.setdefault(checks, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     counters = emulator.reports[-1].counters
-    median = statistics.median(seconds)
+    median = {checks: statistics.median(times) for checks, times in seconds.items()}
     return {
         "size": size,
         "schedule": schedule,
-        "seconds": [round(s, 4) for s in seconds],
-        "median_seconds": round(median, 4),
+        "seconds": {checks: [round(s, 4) for s in times] for checks, times in seconds.items()},
+        "median_seconds": {checks: round(median[checks], 4) for checks in CHECKS},
+        "cost_of_checks": round(median["all"] / median["none"], 3),
+        "peak_mib_after_first_run": {checks: round(mib) for checks, mib in peak.items()},
         "warp_instructions": counters["warp_instructions"],
-        "warp_instructions_a_second": round(float(str(counters["warp_instructions"])) / median),
+        "warp_instructions_a_second": {
+            checks: round(float(str(counters["warp_instructions"])) / median[checks]) for checks in CHECKS
+        },
         "asynchronous_operations": counters["asynchronous_operations"],
     }
 
@@ -94,12 +105,12 @@ def main() -> None:
     for size in SIZES:
         result = measure(size, options.schedule)
         results.append(result)
-        print(f"{size}^3: {result['median_seconds']} s, {result['warp_instructions_a_second']:,} warp instructions/s")
+        without, checked = (result["median_seconds"][checks] for checks in CHECKS)
+        print(f"{size}^3: {without} s without checks, {checked} s with: {result['cost_of_checks']} times")
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "load_average_before": load,  # process time is longer where other work shares the cores
-        "checks": "all",
         "results": results,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -226,7 +226,8 @@ class Device:
             raise
         self._rest = grid.release.rest()
         if self._rest is not None and grid.watch is not None:
-            self._before = GridBefore(grid.watch.rules)
+            watch = grid.watch
+            self._before = GridBefore(watch.rules, watch.before if watch.released_early else None)
         return Report.of(grid, time.perf_counter() - start)
 
     def _load(self, ptx: str | Module) -> _Loaded:

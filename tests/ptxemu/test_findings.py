@@ -16,6 +16,16 @@ from findings import Example
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2)]
 EXAMPLES = findings.examples()
+# What else a wrong program shows under some schedule: who reads too early may find what nobody has written, and a copy
+# whose bytes nobody waits for may be late.
+ALSO = {
+    "01_race_shared": "uninitialised read",
+    "10_race_tensor_memory": "uninitialised read",
+    "22_transaction_bytes": "operation outstanding at exit",
+}
+# A store that comes after its columns were freed ends the launch before anything is said about its order.
+INSTEAD = {"10_race_tensor_memory": "MemoryFault", "12_wait_st": "MemoryFault"}
+UNSEEN = {("25_operation_outstanding", "eager")}  # an operation that is complete at once is not outstanding
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -27,15 +37,18 @@ def test_a_wrong_program_reports_its_kind(example: Example) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_every_schedule_finds_something(example: Example, schedule: tuple[str, int]) -> None:
-    """Which fault is named first depends on the order; that there is one does not, but where only late operations
-    show it."""
+def test_every_schedule_shows_its_kind(example: Example, schedule: tuple[str, int]) -> None:
+    """And nothing else but what follows from it."""
     try:
         reports = findings.run(example, example.wrong, *schedule)
-    except ptxemu.Error:
-        return
-    found = [finding for report in reports for finding in report.findings]
-    assert found or (example.kind == "operation outstanding at exit" and schedule[0] != "lazy")
+        found = {finding.kind for report in reports for finding in report.findings}
+    except ptxemu.Error as error:
+        found = {type(error).__name__}
+    if (example.name, schedule[0]) in UNSEEN:
+        assert not found
+    else:
+        assert found & {example.kind, INSTEAD.get(example.name)}
+        assert found <= {example.kind, INSTEAD.get(example.name), ALSO.get(example.name)}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -143,7 +143,13 @@ def _copy(w: Warp, m: int, dst: Value, src: Value, size: int, source_size: Value
             if count:
                 target[:count] = w.memory.view(origin, count)
 
-    _groups(w).add(m, w.queue.submit(move, "cp.async", agent=w.grouped("cp.async", 1)))
+    def move_together() -> None:
+        with w.memory.uncounted(), w.shared.uncounted():
+            w.shared.store(dst, w.memory.load(src, 4, size // 4, m), 4, m)
+
+    whole = all(count == size for _, _, _, count in wanted) and int not in (type(dst), type(src))
+    action = move_together if whole else move
+    _groups(w).add(m, w.queue.submit(action, "cp.async", agent=w.grouped("cp.async", 1)))
 
 
 @warp("cp.async.commit_group")

@@ -70,7 +70,7 @@ def init(w: Warp, m: int, addr: Value, count: Value, *, space: str | None) -> No
             line = w.grid.program.ptx_line(sys._getframe())
             w.cluster.mbarriers[address] = barrier = Mbarrier(f"at shared {address:#x}", number, line)
             if w.grid.watch is not None:
-                barrier.sync = w.grid.watch.mbarrier(w, line)
+                barrier.sync = w.grid.watch.mbarrier(w, address, line)
 
 
 @warp("mbarrier.inval{.space}.b64 [addr]", space=LOCAL)
@@ -79,7 +79,10 @@ def inval(w: Warp, m: int, addr: Value, *, space: str | None) -> None:
     w.grid.effects += 1
     for _, at in each(w, m, addr):
         barrier_at(w, at, space, remote=False)
-        del w.cluster.mbarriers[_shared_address(w, at, space)]
+        address = _shared_address(w, at, space)
+        del w.cluster.mbarriers[address]
+        if w.grid.watch is not None:
+            w.grid.watch.invalidated(w, address)
 
 
 @warp("mbarrier.expect_tx{.sem.scope}{.space}.b64 [addr], count", sem="relaxed", scope="cta cluster", space=ANY)

@@ -134,7 +134,7 @@ def createpolicy_range(w: Warp, m: int, a: Value, primary: Value, total: Value) 
 
 # Atomics
 
-Change = Callable[[int, int], int]
+Change = Callable[[int, int], int | None]
 _FLOATS: dict[str, Any] = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "f16x2": np.float16}
 
 
@@ -189,8 +189,12 @@ def _atomic(w: Warp, m: int, a: Value, ss: str | None, type: str, order: Order |
     """Applies `change` lane by lane; the old values."""
     space, address = w.space(ss or "", a, m)
     bits = bits_of(type)
-    old = space.update(address, bits // 8, m, lambda lane, value: change(lane, value) & (1 << bits) - 1, order)
-    return np.array(old, WORD[bits])
+
+    def fitting(lane: int, value: int) -> int | None:
+        new = change(lane, value)
+        return None if new is None else new & (1 << bits) - 1
+
+    return np.array(space.update(address, bits // 8, m, fitting, order), WORD[bits])
 
 
 ATOM_SPACES = "global shared shared::cta shared::cluster"
@@ -250,7 +254,7 @@ def cas(
 ) -> Value:
     """PTX 'atom'.  With .cas: writes c where memory holds b."""
     order = strength(sem or "relaxed", scope or "gpu")
-    return _atomic(w, m, a, ss, type, order, lambda lane, old: w.lane(c, lane) if old == w.lane(b, lane) else old)
+    return _atomic(w, m, a, ss, type, order, lambda lane, old: w.lane(c, lane) if old == w.lane(b, lane) else None)
 
 
 @_atomic_forms("red", "[a], b{, policy}", "relaxed release")

@@ -31,22 +31,22 @@ OBSERVED_FAILURE = "clusterlaunchcontrol: observed failure"
 
 
 @warp("fence{.sem}.scope", sem="sc acq_rel acquire release", scope="cta cluster gpu sys")
-def fence(w: Warp, m: int) -> None:
+def fence(w: Warp, m: int, *, scope: str) -> None:
     """PTX 'membar / fence'.  Orders this thread's accesses for the threads of the scope."""
     if w.agent is not None:
-        w.agent.fence()
+        w.agent.fence({"cta": 1, "cluster": 2}.get(scope, 3))
 
 
 @warp("fence.acquire.sync_restrict::shared::cluster.cluster")
 def fence_acquire_shared(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  An acquire for objects in the cluster's shared memory alone."""
-    fence(w, m)
+    fence(w, m, scope="cluster")
 
 
 @warp("fence.release.sync_restrict::shared::cta.cluster")
 def fence_release_shared(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  A release for objects in the CTA's shared memory alone."""
-    fence(w, m)
+    fence(w, m, scope="cluster")
 
 
 @warp("fence.mbarrier_init.release.cluster")
@@ -66,7 +66,7 @@ def fence_proxy(w: Warp, m: int, *, kind: str) -> None:
 @warp("fence.proxy.tensormap::generic.release.scope", scope="cta cluster gpu sys")
 def fence_tensormap_release(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  Generic writes of a tensor map come before its use after the matching acquire."""
-    fence(w, m)
+    fence(w, m, scope="sys")
 
 
 @warp("fence.proxy.tensormap::generic.acquire.scope [addr], size", scope="cta cluster gpu sys")
@@ -76,7 +76,7 @@ def fence_tensormap_acquire(w: Warp, m: int, addr: Value, size: Value) -> None:
         raise LaunchError(f"fence.proxy.tensormap::generic.acquire of {size} bytes; allowed: 128")
     for _, at in each(w, m, addr):
         w.memory.find(at, at + 128)
-    fence(w, m)
+    fence(w, m, scope="sys")
     if w.agent is not None:
         w.agent.fence_tensormap()
 
@@ -84,7 +84,7 @@ def fence_tensormap_acquire(w: Warp, m: int, addr: Value, size: Value) -> None:
 @warp("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster")
 def fence_async_acquire(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  An acquire, for the async proxy, of what was released in the cluster's shared memory."""
-    fence(w, m)
+    fence(w, m, scope="cluster")
     fence_proxy(w, m, kind="async.shared::cluster")
 
 
@@ -92,13 +92,13 @@ def fence_async_acquire(w: Warp, m: int) -> None:
 def fence_async_release(w: Warp, m: int) -> None:
     """PTX 'membar / fence'.  A release, towards the async proxy, of accesses to the CTA's shared memory."""
     fence_proxy(w, m, kind="async.shared::cta")
-    fence(w, m)
+    fence(w, m, scope="cluster")
 
 
 @warp("membar.level", level="cta gl sys")
-def membar(w: Warp, m: int) -> None:
+def membar(w: Warp, m: int, *, level: str) -> None:
     """PTX 'membar / fence'.  The old name of fence.sc."""
-    fence(w, m)
+    fence(w, m, scope=level)
 
 
 @warp("membar.proxy.kind", kind="alias async async.global async.shared::cta async.shared::cluster")
@@ -155,6 +155,8 @@ def getctarank(w: Warp, m: int, a: Value) -> Value:
 @warp("griddepcontrol.launch_dependents")
 def launch_dependents(w: Warp, m: int) -> None:
     """PTX 'griddepcontrol'.  Dependent grids may start once all CTAs have said so or ended; they need not."""
+    if w.grid.watch is not None:
+        w.grid.watch.let_dependents_start(w)
     w.grid.release.launch_dependents(w.cta)
 
 

@@ -238,19 +238,26 @@ class Space:
             raise self.read_only(region, address) from None
 
     def update(
-        self, address: Any, width: int, mask: int, change: Callable[[int, int], int], order: Order | None = None
+        self, address: Any, width: int, mask: int, change: Callable[[int, int], int | None], order: Order | None = None
     ) -> list[int]:
-        """An atomic on one word a lane, lane by lane: stores `change(lane, old)`.  Returns the 32 old values."""
+        """An atomic on one word a lane, lane by lane: stores `change(lane, old)`, or nothing where that is None.
+        Returns the 32 old values."""
         old = [0] * LANES
         if self.tally is not None:
             self.tally(address, width, mask, "atomic")
-        if self.watch is not None:
-            self.watch.lanes(self, address, width, mask, True, order, atomic=True)
-        self.writes += 1
+        written = 0
         for lane in lanes(mask):
             at = address if type(address) is int else int(address[lane])
             old[lane] = self._load_one(at, width, 1)[0]
-            self._store_one(at, [change(lane, old[lane])], width, lane)
+            if (new := change(lane, old[lane])) is not None:
+                self._store_one(at, [new], width, lane)
+                written |= 1 << lane
+        self.writes += bool(written)
+        if self.watch is not None:
+            if mask & ~written:
+                self.watch.lanes(self, address, width, mask & ~written, False, order)
+            if written:
+                self.watch.lanes(self, address, width, written, True, order, atomic=True)
         return old
 
     @contextmanager

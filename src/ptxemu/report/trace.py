@@ -7,6 +7,7 @@ issued an operation to it.  Times are ticks: turns of the scheduler and completi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ def events(
     roles: dict[int, str],
 ) -> list[Event]:
     """The trace's events.  roles: by the index of a warp in its CTA."""
+    describe = functools.cache(describe)
     ctas = sorted({span.cta for span in (*lives, *operations)}, key=lambda cta: cta[::-1])
     pids = {cta: number + 1 for number, cta in enumerate(ctas)}
     found: list[Event] = []

@@ -25,10 +25,11 @@ __all__ = ["Agent", "Stream", "Sync", "WarpAgent"]
 class Agent:
     """clock: what it knows; (chain, index): the event that its accesses are; line: of the PTX, 0 to be looked up.
 
-    barrier: the mbarrier that an asynchronous copy signals, whose phase then gives the index.
+    barrier: the mbarrier that an asynchronous copy signals, whose phase then gives the index.  publishes: what its
+    arrivals release.
     """
 
-    __slots__ = ("barrier", "chain", "clock", "index", "line", "warp")
+    __slots__ = ("barrier", "chain", "clock", "index", "line", "publishes", "warp")
 
     def __init__(self, warp: Warp, clock: Clock, chain: int, index: int, barrier: Mbarrier | None = None) -> None:
         self.warp = warp
@@ -36,16 +37,23 @@ class Agent:
         self.chain = chain
         self.index = index
         self.barrier = barrier
+        self.publishes: Clock | None = None
         self.line = 0
 
     def begin(self) -> None:
         """It is about to act."""
         if self.barrier is not None:
-            self.index = self.barrier.phase + 1
+            assert self.barrier.sync is not None
+            self.index = self.barrier.sync.base + self.barrier.phase + 1
 
     def release(self, into: Clock, relaxed: bool) -> None:
-        """What it knows goes to whoever acquires `into`."""
-        _publish(self.clock, into)
+        """What it publishes goes to whoever acquires `into`.
+
+        PTX 'Asynchronous Operations': complete-tx is ordered after the accesses of its own instruction alone, which the
+        phase of the mbarrier stands for, and not after what the issuing thread did before.
+        """
+        if self.publishes is not None:
+            _publish(self.publishes, into)
 
 
 def _publish(clock: Clock, into: Clock) -> None:
@@ -57,11 +65,12 @@ def _publish(clock: Clock, into: Clock) -> None:
 class Stream:
     """A chain of a warp's asynchronous operations.  head: the index of the newest one, or of the open group."""
 
-    __slots__ = ("chain", "head")
+    __slots__ = ("chain", "head", "issued")
 
     def __init__(self, chain: int, head: int) -> None:
         self.chain = chain
         self.head = head
+        self.issued: Clock | None = None  # what the newest operation of a pipe comes after
 
 
 class WarpAgent(Agent):
@@ -71,12 +80,13 @@ class WarpAgent(Agent):
     have got, for a fence to acquire.  streams: by (kind, lane); loads: the tcgen05.ld that nothing waited for, by line.
     """
 
-    __slots__ = ("fenced", "loads", "received", "streams", "strict")
+    __slots__ = ("fence_scope", "fenced", "loads", "received", "streams", "strict")
 
     def __init__(self, warp: Warp, chains: Chains, strict: bool) -> None:
         super().__init__(warp, Clock(chains), chains.new("warp"), 0)
         self.strict = strict
         self.fenced: Clock | None = None
+        self.fence_scope = 3  # of the last fence
         self.received: Clock | None = None
         self.streams: dict[tuple[str, Hashable], Stream] = {}
         self.loads: dict[int, int] = {}
@@ -102,8 +112,9 @@ class WarpAgent(Agent):
             self.received = Clock(self.clock.chains)
         self.received.merge(clock)
 
-    def fence(self) -> None:
-        """PTX 'membar / fence': fence.acq_rel and stronger ones."""
+    def fence(self, scope: int = 3) -> None:
+        """PTX 'membar / fence': fence.acq_rel and stronger ones.  scope: 1 the CTA, 2 the cluster, 3 the device."""
+        self.fence_scope = scope
         if self.received is not None:
             self.clock.merge(self.received)
         self.fenced = self.clock.copy()
@@ -209,6 +220,7 @@ class WarpAgent(Agent):
         stream = self.stream(kind, lane)
         stream.head += 1
         agent = self._issue(stream.chain, stream.head)
+        stream.issued = agent.clock
         if ordered or not self.strict:
             known = agent.clock.fit()
             known[ORDER, stream.chain] = known[TENSOR, stream.chain] = stream.head
@@ -224,11 +236,12 @@ class WarpAgent(Agent):
         return agent
 
     def after_all(self, kind: str, lane: int) -> Agent:
-        """The completion of all that was issued of a kind so far; with tcgen05.commit, which implies
-        fence::before_thread_sync."""
+        """The completion of all that was issued of a kind so far, which releases that and what it came after itself;
+        with tcgen05.commit, which implies fence::before_thread_sync."""
         stream = self.stream(kind, lane)
         agent = self._issue(stream.chain, stream.head)
-        known = agent.clock.fit()
+        agent.publishes = Clock(self.clock.chains) if stream.issued is None else stream.issued.copy()
+        known = agent.publishes.fit()
         known[ORDER, stream.chain] = known[TENSOR, stream.chain] = stream.head
         np.maximum(known[BEFORE], known[ORDER], out=known[BEFORE])
         return agent
@@ -238,10 +251,10 @@ class Sync:
     """What a barrier carries: `pending` of the current phase, `done` of the complete ones.
 
     chain: the phases of an mbarrier as events; 0: of another barrier, whose phases are none.  init: the event that its
-    mbarrier.init is, at PTX line `init_line`.
+    mbarrier.init is, at PTX line `init_line`.  base: events of the chain before its phases; phase: complete ones.
     """
 
-    __slots__ = ("acting", "chain", "done", "init", "init_line", "misuse", "pending")
+    __slots__ = ("acting", "base", "chain", "done", "init", "init_line", "misuse", "pending", "phase")
 
     def __init__(
         self,
@@ -249,10 +262,13 @@ class Sync:
         acting: Callable[[], Agent | None],
         chain: int = 0,
         misuse: Callable[[Sync, Agent, bool], None] | None = None,
+        base: int = 0,
     ) -> None:
         self.pending = Clock(chains)
         self.done = Clock(chains)
         self.chain = chain
+        self.base = base
+        self.phase = 0
         self.acting = acting
         self.init: tuple[int, int] | None = None
         self.init_line = 0
@@ -266,9 +282,10 @@ class Sync:
 
     def flip(self, phase: int) -> None:
         """The current phase is complete, which makes `phase` of them."""
+        self.phase = phase
         self.done.merge(self.pending)
         if self.chain:
-            self.done.fit()[ORDER, self.chain] = phase
+            self.done.fit()[ORDER, self.chain] = self.base + phase
         self.pending.clear()
 
     def acquire(self, agent: WarpAgent, relaxed: bool = False) -> None:
@@ -281,7 +298,7 @@ class Sync:
         if self.init is None or self.misuse is None:
             return
         chain, index = self.init
-        known = agent.clock.known
+        known = agent.clock.fit()
         seen = SHARED if async_proxy else ORDER
-        if chain >= known.shape[1] or max(known[seen, chain], known[INIT, chain]) < index:
+        if max(known[seen, chain], known[INIT, chain]) < index:
             self.misuse(self, agent, async_proxy)

@@ -17,9 +17,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.errors import LaunchError
+
 __all__ = [
     "BEFORE",
-    "CHAIN_BITS",
     "GLOBAL",
     "INIT",
     "ORDER",
@@ -29,6 +30,8 @@ __all__ = [
     "Chains",
     "Clock",
     "Lookup",
+    "anywhere",
+    "split",
 ]
 
 Known = NDArray[np.int32]
@@ -40,18 +43,32 @@ Lookup = Callable[[int, int], int]  # row and chain to the last index known
 # fence::after_thread_sync.
 ORDER, SHARED, GLOBAL, TENSORMAP, INIT, BEFORE, TENSOR = range(7)
 ROWS = 7
-CHAIN_BITS = 12  # global memory names a chain of any cluster: cluster << CHAIN_BITS | chain
+CHAIN_BITS = 20  # global memory names a chain of any cluster: cluster << CHAIN_BITS | chain
+
+
+def anywhere(serial: int, chain: int) -> int:
+    """The name that global memory has for a chain of a cluster."""
+    return serial << CHAIN_BITS | chain
+
+
+def split(name: int) -> tuple[int, int]:
+    """The cluster's serial number and the chain of such a name."""
+    return name >> CHAIN_BITS, name & ((1 << CHAIN_BITS) - 1)
 
 
 class Chains:
-    """The chains of one cluster.  serial: the cluster's; kinds: of each chain, 0 is none."""
+    """The chains of one cluster.  serial: the cluster's; kinds: of each chain, 0 is none; live: of its mbarriers."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.kinds = [""]
         self.capacity = 64
+        self.live = self.new("mbarrier object")
 
     def new(self, kind: str) -> int:
+        """Raises LaunchError: more than the names that there are."""
+        if len(self.kinds) >> CHAIN_BITS:
+            raise LaunchError(f"checks: more than {1 << CHAIN_BITS} chains of events in a cluster; use checks='none'")
         self.kinds.append(kind)
         while len(self.kinds) > self.capacity:
             self.capacity *= 2
@@ -59,7 +76,10 @@ class Chains:
 
 
 class Clock:
-    """known (rows, chains): what is known of the own cluster's chains; foreign: of other clusters', by serial."""
+    """known (rows, chains): what is known of the own cluster's chains; foreign: of other clusters', by serial.
+
+    The arrays of `foreign` are shared between clocks and never written to.
+    """
 
     __slots__ = ("chains", "foreign", "known")
 
@@ -82,7 +102,10 @@ class Clock:
         if other.chains is self.chains:
             np.maximum(self.fit(), other.fit(), out=self.known)
         else:
-            self._learn(other.chains.serial, other.known)
+            self._learn(other.chains.serial, other.known.copy())
+        if other.foreign and not self.foreign and self.chains.serial not in other.foreign:
+            self.foreign = dict(other.foreign)
+            return
         for serial, known in other.foreign.items():
             self._learn(serial, known)
 
@@ -91,10 +114,13 @@ class Clock:
             np.maximum(self.fit(), _widened(known, self.chains.capacity), out=self.known)
             return
         before = self.foreign.get(serial)
+        if before is known:
+            return
         if before is not None:
             size = max(before.shape[1], known.shape[1])
-            known = np.maximum(_widened(before, size), _widened(known, size))
-        self.foreign[serial] = known.copy() if before is None else known
+            both = np.maximum(_widened(before, size), _widened(known, size))
+            known = before if np.array_equal(both, before) else both
+        self.foreign[serial] = known
 
     def clear(self) -> None:
         self.known[:] = 0
@@ -110,7 +136,7 @@ class Clock:
         known, mine, foreign = self.fit(), self.chains.serial, self.foreign
 
         def find(row: int, chain: int) -> int:
-            cluster, local = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
+            cluster, local = split(chain)
             if cluster == mine:
                 return int(known.item(row, local))
             theirs = foreign.get(cluster)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxemu.watch.agents import Agent, Sync
-from ptxemu.watch.clocks import CHAIN_BITS, ORDER
+from ptxemu.watch.clocks import ORDER, split
 from ptxemu.watch.roles import role_of
 from ptxemu.watch.shadow import FENCED, GRANULE, WRITE, Past, Trouble
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.memory import Region
     from ptxemu.machine.warp import Warp
     from ptxemu.watch.findings import Findings
-    from ptxemu.watch.prerequisite import GridBefore, Hit
+    from ptxemu.watch.prerequisite import Hit
 
 __all__ = ["Place", "Rules", "Site"]
 
@@ -118,8 +118,8 @@ class Rules:
         other = self.sites[past.site >> 2]
         chain, index, serial = past.chain, past.at, agent.clock.chains.serial
         if place.region is not None and place.region.owner is None:
-            serial, chain = chain >> CHAIN_BITS, chain & ((1 << CHAIN_BITS) - 1)
-        if self._morally_strong(agent, mine, serial, other):
+            serial, chain = split(chain)
+        if self.in_scope(min(mine.scope, other.scope), agent, serial, other.rank):
             return
         kind, message = self._judge(agent, mine, other, serial, chain, index, place)
         name, role = self._party(serial, other)
@@ -135,6 +135,8 @@ class Rules:
     ) -> tuple[str, str]:
         """Kind and message."""
         me, them = _access(mine), _access(other)
+        if other.proxy == "mbarrier":
+            return "access to a live mbarrier", f"{me} touches the bytes of an mbarrier; mbarrier.inval comes first"
         own = serial == agent.clock.chains.serial
         stream = agent.clock.chains.kinds[chain] if own and chain < len(agent.clock.chains.kinds) else ""
         known = agent.clock.known
@@ -152,7 +154,7 @@ class Rules:
                 f"{me} comes after {them}, but no fence.proxy.async for {space} memory lies between them: the async "
                 "proxy may not see it"
             )
-        if self._waited_for(serial, other, chain, index):
+        if stream.startswith("tcgen05.") and self._waited_for(serial, other, chain, index):
             return "race", f"{me} is not ordered after {them}"
         if stream == "tcgen05.ld":
             return "missing tcgen05.wait::ld", f"{me} overtakes {them} that no tcgen05.wait::ld waited for"
@@ -170,13 +172,13 @@ class Rules:
         agent = cluster.ctas[other.rank].warps[other.warp].agent if cluster is not None else None
         return agent is None or agent.clock.lookup()(ORDER, chain) >= index
 
-    def _morally_strong(self, agent: Agent, mine: Site, serial: int, other: Site) -> bool:
-        """PTX 'Morally strong operations': both strong, and each in the other's scope."""
-        least = min(mine.scope, other.scope)
-        if least >= _GPU:
+    def in_scope(self, scope: int, agent: Agent, serial: int, rank: int) -> bool:
+        """Whether a scope around the agent includes a CTA of a cluster; with the smaller one of two accesses, PTX
+        'Morally strong operations': both strong, and each in the other's scope."""
+        if scope >= _GPU:
             return True
         same_cluster = serial == agent.clock.chains.serial
-        return same_cluster and (least == _CLUSTER or (least == _CTA and mine.rank == other.rank))
+        return same_cluster and (scope == _CLUSTER or (scope == _CTA and rank == agent.warp.cta.rank))
 
     def _party(self, serial: int, site: Site) -> tuple[str, str]:
         """Name and role of the warp at a site; a role only while its cluster runs."""
@@ -188,15 +190,15 @@ class Rules:
         role = role_of(cluster.ctas[rank].warps[site.warp]) if cluster is not None else ""
         return f"warp {site.warp} of CTA {index}", role
 
-    def too_early(self, agent: Agent, line: int, place: Place, write: bool, before: GridBefore, hit: Hit) -> None:
+    def too_early(self, agent: Agent, line: int, place: Place, write: bool, hit: Hit) -> None:
         """An access to what the grid before accesses, by one that does not know that grid to be complete."""
         word = "write" if write else "read"
         message = f"the grid before may still run: griddepcontrol.wait has to come before this {word}"
         if hit.site.late and hit.site.write:
             message += "; that grid stores here after griddepcontrol.launch_dependents, which may be missed"
-        name, _ = before.rules._party(hit.serial, hit.site)
-        kernel = before.rules.grid.program.name
-        other = before.rules.findings.party(hit.site.line, name, "", f"{_access(hit.site)} of {kernel}")
+        name, _ = hit.rules._party(hit.serial, hit.site)
+        kernel = hit.rules.grid.program.name
+        other = hit.rules.findings.party(hit.site.line, name, "", f"{_access(hit.site)} of {kernel}")
         self.findings.add(
             f"{word} before griddepcontrol.wait", message, line=line, warp=agent.warp, address=hit.address,
             allocation=place.name, other=other, other_line=hit.site.line,
@@ -257,4 +259,6 @@ def _access(site: Site) -> str:
         "generic": "a store" if site.write else "a load",
         "async": f"an asynchronous {verb}",
         "tensor": f"a tensor-core {verb}",
+        "mbarrier": "initialised",
+        "free": "the deallocation",
     }.get(site.proxy, f"a {verb} through the {site.proxy} proxy")

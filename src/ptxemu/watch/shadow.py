@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.machine.memory import GRANULE
-from ptxemu.watch.clocks import Lookup
+from ptxemu.watch.clocks import ORDER, Lookup
 
 __all__ = ["FENCED", "FULL_CELL", "GRANULE", "WRITE", "Access", "Past", "Shadow", "Trouble"]
 
@@ -27,7 +27,6 @@ FULL_CELL = 0xFFFF
 # The lowest bits of a site: a write; an access that later ones of another proxy, or tcgen05 operations of other
 # threads, see through a fence only.
 WRITE, FENCED = 1, 2
-FEW = 64  # cells for which Python is quicker than numpy
 
 Where = Any  # an index of the array of cells: a slice, an array of cells, or one of each dimension
 Mask = Any  # an int for all cells, or an array (cells,)
@@ -54,8 +53,8 @@ class Access:
     """An access that happens now.  (chain, at): its event; site: an id that ends in the bits WRITE and FENCED; needs:
     whether it reads, which asks for what was written.
 
-    known: what of a row of the clock is known of a chain.  rows: those of which one has to know a past access.
-    fence: a row that has to know it, too, if its site has all of the bits `fence_bits`; None: none has to.
+    known: the clock's index of a row and a chain.  A past access comes before this one if row ORDER knows it, or row
+    `also`; if its site has all of the bits `fence_bits`, row `fence` has to know it, too.
     """
 
     chain: int
@@ -63,23 +62,9 @@ class Access:
     site: int
     needs: bool
     known: Lookup
-    rows: tuple[int, ...]
+    also: int | None = None
     fence: int | None = None
     fence_bits: int = FENCED
-
-    def after(self, past: Past) -> bool:
-        """Whether a past access is known to come before this one."""
-        first, *more = self.rows
-        known, at, chain = self.known, past.at, past.chain
-        return at <= known(first, chain) or any(at <= known(row, chain) for row in more)
-
-    def sees(self, past: Past) -> bool:
-        """Whether it does, and no fence is missing between them."""
-        if not self.after(past):
-            return False
-        if self.fence is None or past.site & self.fence_bits != self.fence_bits:
-            return True
-        return past.at <= self.known(self.fence, past.chain)
 
 
 @dataclass(frozen=True)
@@ -115,6 +100,15 @@ class Shadow:
         """The memory is new there, with undefined contents."""
         self.ids[where] = 0
 
+    def forget(self, where: Where, mask: Mask) -> None:
+        """Parts of cells have no past any more."""
+        cells = self.cells(where)
+        for cell, part in zip(cells.tolist(), np.broadcast_to(mask, cells.shape).tolist(), strict=True):
+            past, written = self.states[self.ids.item(cell)]
+            left = tuple(before._replace(mask=before.mask & ~part) for before in past if before.mask & ~part)
+            self.ids[cell] = len(self.states)
+            self.states.append(State(left, written & ~part))
+
     def record(self, where: Where, mask: Mask, access: Access) -> list[Trouble]:
         """Adds an access; what is wrong with it."""
         if len(self.states) > self.limit:
@@ -128,26 +122,36 @@ class Shadow:
             if new != first:
                 self.ids[where] = new
             return [self._trouble(where, 0, *trouble)] if trouble else []
-        old, places = _distinct(ids)
-        return self._replace(where, old, places, [mask] * len(old), access)
+        return self._record_many(where, ids, mask, access)
+
+    def _record_many(self, where: Where, ids: NDArray[np.int32], mask: int, access: Access) -> list[Trouble]:
+        """Of cells in different states."""
+        present = np.zeros(len(self.states), np.bool_)
+        present[ids] = True
+        after = np.zeros(present.size, np.int32)
+        made: dict[State, int] = {}
+        found = []
+        for state in np.flatnonzero(present).tolist():
+            after[state], trouble = self._step(state, mask, access, made)
+            if trouble:
+                found.append(self._trouble(where, int((ids == state).argmax()), *trouble))
+        self.ids[where] = after[ids]
+        return found
 
     def _record_masks(
         self, where: Where, ids: NDArray[np.int32], mask: NDArray[np.uint16], access: Access
     ) -> list[Trouble]:
-        keys, places = _distinct(ids.astype(np.int64) << 16 | mask)
-        return self._replace(where, [key >> 16 for key in keys], places, [key & FULL_CELL for key in keys], access)
-
-    def _replace(
-        self, where: Where, old: list[int], places: NDArray[np.intp], masks: list[int], access: Access
-    ) -> list[Trouble]:
-        """Gives cells a new state each; `old` and `masks` of the distinct ones, `places` of each cell among these."""
+        """Of parts of cells, others of each."""
+        keys = list(zip(ids.tolist(), mask.tolist(), strict=True))
         made: dict[State, int] = {}
-        steps = [self._step(state, mask, access, made) for state, mask in zip(old, masks, strict=True)]
-        self.ids[where] = np.array([new for new, _ in steps], np.int32)[places]
+        after: dict[tuple[int, int], int] = {}
         found = []
-        for i, (_, trouble) in enumerate(steps):
-            if trouble:
-                found.append(self._trouble(where, int(np.flatnonzero(places.ravel() == i)[0]), *trouble))
+        for place, key in enumerate(keys):
+            if key not in after:
+                after[key], trouble = self._step(*key, access, made)
+                if trouble:
+                    found.append(self._trouble(where, place, *trouble))
+        self.ids[where] = [after[key] for key in keys]
         return found
 
     def _step(
@@ -155,16 +159,20 @@ class Shadow:
     ) -> tuple[int, tuple[bool, tuple[Past, ...]] | None]:
         """The state after an access to a part of a cell, and whether that was unwritten and what it does not see."""
         past, written = self.states[state]
+        known, also, fence, bits = access.known, access.also, access.fence, access.fence_bits
         write = access.site & WRITE
         kept, hidden = [], []
         for before in past:
-            left = before.mask & ~mask
-            if left != before.mask and (write or before.site & WRITE) and not access.sees(before):
+            chain, at, site, own = before
+            left = own & ~mask
+            ordered = at <= known(ORDER, chain) or (also is not None and at <= known(also, chain))
+            meets = left != own and (write or site & WRITE)
+            if meets and (not ordered or (fence is not None and site & bits == bits and at > known(fence, chain))):
                 hidden.append(before)
             if write:
                 if left:
-                    kept.append(before if left == before.mask else before._replace(mask=left))
-            elif left or before.site & WRITE or not access.after(before):
+                    kept.append(before if left == own else before._replace(mask=left))
+            elif left or site & WRITE or not ordered:
                 kept.append(before)
         if len(kept) >= self.most:
             del kept[next((i for i, before in enumerate(kept) if not before.site & WRITE), 0)]
@@ -209,13 +217,3 @@ class Shadow:
         self.states = list(numbers)
         self.ids = np.array(new, np.int32)[places].reshape(self.ids.shape)
         self.limit = self._limit()
-
-
-def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
-    """The distinct values, and the place of each value among them."""
-    if values.size > FEW:
-        found, places = np.unique(values, return_inverse=True)
-        return found.tolist(), places.reshape(values.shape)
-    numbers: dict[int, int] = {}
-    listed = [numbers.setdefault(value, len(numbers)) for value in values.ravel().tolist()]
-    return list(numbers), np.array(listed).reshape(values.shape)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ptxemu.machine.lanes import bools
 from ptxemu.machine.lanes import lanes as lanes_of
 from ptxemu.watch.agents import Agent, Sync, WarpAgent
-from ptxemu.watch.clocks import CHAIN_BITS, GLOBAL, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock
+from ptxemu.watch.clocks import GLOBAL, ORDER, SHARED, TENSOR, TENSORMAP, Chains, Clock, anywhere
 from ptxemu.watch.prerequisite import CHAIN, GridBefore
 from ptxemu.watch.rules import Place, Rules
 from ptxemu.watch.shadow import FENCED, FULL_CELL, GRANULE, WRITE, Access, Shadow
@@ -35,27 +35,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Watcher"]
 
-_CLUSTER, _DEVICE = 2, 3
+BARRIER_BYTES = 8
+NEVER = 2**31 - 1  # the index of an event that nobody gets to know of
 _FENCES: dict[str, int | None] = {
     "generic": None,
     "tensormap": TENSORMAP,
 }  # the row of what a proxy sees; async: by space
-MOST = {"shared": 16, "global": 4, "tensor": 16}  # accesses of a cell that are kept
+MOST = {"shared": 64, "global": 128, "tensor": 64}  # accesses of a cell that are kept
 TENSOR_CELLS = 4, 512
 
 
 @dataclass(frozen=True)
 class Flag:
-    """What was released at an address: the scope, and the warp that did it last."""
+    """What was released at an address: the scope, and by which CTA of which cluster last."""
 
     clock: Clock
     scope: int
-    warp: Warp
-
-
-def in_scope(scope: int, one: Warp, other: Warp) -> bool:
-    """Whether a scope (1 CTA, 2 cluster, 3 device) around either warp includes the other."""
-    return scope >= _DEVICE or (one.cluster is other.cluster and (scope == _CLUSTER or one.cta is other.cta))
+    cluster: int
+    rank: int
 
 
 class Watcher:
@@ -64,8 +61,10 @@ class Watcher:
     def __init__(self, findings: Findings, strict: bool, before: GridBefore | None = None) -> None:
         self.strict = strict
         self.before = before
+        self.released_early = False
         self.rules = Rules(findings, strict)
         self.flags: dict[tuple[int, int], Flag] = {}  # what stores and atomics released, by cluster (-1: global)
+        self.barriers: dict[tuple[int, int], Sync] = {}  # the last mbarrier at each address, by cluster
         self._fence_bits = FENCED if strict else FENCED | WRITE
 
     def attach(self, grid: Grid) -> None:
@@ -77,9 +76,6 @@ class Watcher:
             if region.written is not None and region.shadow is not None:
                 region.written = region.shadow.written()
             region.shadow = None
-
-    def detach(self) -> None:
-        self.grid.memory.watch = None
 
     def acting(self) -> Agent | None:
         agent: Agent | None = self.grid.queue.acting
@@ -94,6 +90,11 @@ class Watcher:
             chains.new("the grid before")  # gets the number prerequisite.CHAIN
         return chains
 
+    def let_dependents_start(self, warp: Warp) -> None:
+        """griddepcontrol.launch_dependents: if the warp has not waited, the grid before may run beside a dependent."""
+        if self.before is not None and not _agent(warp).clock.fit()[ORDER, CHAIN]:
+            self.released_early = True
+
     def waited_for_grid_before(self, warp: Warp) -> None:
         """griddepcontrol.wait is over."""
         if self.before is not None:
@@ -102,7 +103,8 @@ class Watcher:
     def cluster_ended(self, cluster: Cluster) -> None:
         self.rules.ended(cluster)
         serial = cluster.chains.serial
-        self.flags = {key: clock for key, clock in self.flags.items() if key[0] != serial}
+        self.flags = {key: flag for key, flag in self.flags.items() if key[0] != serial}
+        self.barriers = {key: sync for key, sync in self.barriers.items() if key[0] != serial}
 
     def agent(self, warp: Warp) -> WarpAgent:
         return WarpAgent(warp, warp.cluster.chains, self.strict)
@@ -111,13 +113,34 @@ class Watcher:
         """What a barrier of the cluster carries."""
         return Sync(cluster.chains, self.acting)
 
-    def mbarrier(self, warp: Warp, line: int) -> Sync:
-        """What an mbarrier carries that the warp initialises at a PTX line."""
+    def mbarrier(self, warp: Warp, address: int, line: int) -> Sync:
+        """What an mbarrier carries that the warp initialises at a shared address and a PTX line."""
         chains = warp.cluster.chains
-        sync = Sync(chains, self.acting, chains.new("mbarrier"), self.rules.init_not_visible)
+        before = self.barriers.get((chains.serial, address))  # one that was there, whose chain goes on
+        chain, base = (chains.new("mbarrier"), 0) if before is None else (before.chain, before.base + before.phase + 1)
+        sync = Sync(chains, self.acting, chain, self.rules.init_not_visible, base)
+        self.barriers[chains.serial, address] = sync
         agent = _agent(warp)
         sync.init, sync.init_line = (agent.chain, agent.index), line
+        self._live(warp, address, line)
         return sync
+
+    def _live(self, warp: Warp, address: int, line: int) -> None:
+        """An mbarrier lies at a shared address from now on: no access to its bytes may follow.  They are an event that
+        never gets known."""
+        region = warp.shared.find(address, address + BARRIER_BYTES)
+        if region.shadow is None:
+            region.shadow = _shadow(region, shared=True)
+        where, mask = _span(address - region.base, BARRIER_BYTES)
+        site = self.rules.site(line, warp, "mbarrier", 0, write=True, fenced=False)
+        known = _agent(warp).clock.lookup()
+        region.shadow.record(where, mask, Access(warp.cluster.chains.live, NEVER, site, False, known))
+
+    def invalidated(self, warp: Warp, address: int) -> None:
+        """mbarrier.inval: its bytes are memory again, with undefined contents."""
+        region = warp.shared.find(address, address + BARRIER_BYTES)
+        if region.shadow is not None:
+            region.shadow.forget(*_span(address - region.base, BARRIER_BYTES))
 
     def undefined_register(self, warp: Warp) -> None:
         """The warp reads a register that nothing has written."""
@@ -197,16 +220,16 @@ class Watcher:
         if not shared and self.before is not None and not agent.clock.fit()[ORDER, CHAIN]:
             hit = self.before.conflict(region.base, where, mask, write)
             if hit is not None:
-                self.rules.too_early(agent, line, Place(region), write, self.before, hit)
+                self.rules.too_early(agent, line, Place(region), write, hit)
             elif self.strict and not write:
                 self.rules.before_wait(agent, line, Place(region), _cell_at(where, 0))
-        chain = agent.chain if shared else agent.clock.chains.serial << CHAIN_BITS | agent.chain
+        chain = agent.chain if shared else anywhere(agent.clock.chains.serial, agent.chain)
         late = not shared and self.grid.release.asked and agent.warp.cta in self.grid.release.released
         scope = order.scope if order is not None else 0
         site = self.rules.site(line, agent.warp, proxy, scope, write, proxy == "generic", late)
         known = agent.clock.lookup() if shared else agent.clock.lookup_anywhere()
         fence = _FENCES.get(proxy, SHARED if shared else GLOBAL)
-        access = Access(chain, agent.index, site, atomic or not write, known, (ORDER,), fence, self._fence_bits)
+        access = Access(chain, agent.index, site, atomic or not write, known, None, fence, self._fence_bits)
         if troubles := shadow.record(where, mask, access):
             self.rules.report(agent, line, site, Place(region), troubles)
 
@@ -228,7 +251,8 @@ class Watcher:
         if isinstance(agent, WarpAgent):
             for key in self._flag_keys(space, address, mask):
                 flag = self.flags.get(key)
-                if flag is not None and in_scope(min(flag.scope, order.scope), agent.warp, flag.warp):
+                scope = 0 if flag is None else min(flag.scope, order.scope)
+                if flag is not None and self.rules.in_scope(scope, agent, flag.cluster, flag.rank):
                     agent.acquire(flag.clock, relaxed=not order.acquires)
 
     def _release(self, space: Space, address: Any, mask: int, order: Order, atomic: bool) -> None:
@@ -236,14 +260,21 @@ class Watcher:
         agent = self.acting()
         if agent is None:
             return
-        clock = Clock(agent.clock.chains)
-        agent.release(clock, relaxed=not order.releases)
+        clock, relaxed = Clock(agent.clock.chains), not order.releases
+        released = not relaxed or (isinstance(agent, WarpAgent) and agent.fenced is not None)
+        agent.release(clock, relaxed)
         for key in self._flag_keys(space, address, mask):
+            if not released:
+                if not atomic:
+                    self.flags.pop(key, None)
+                continue
             scope, published = order.scope, clock
+            if relaxed and isinstance(agent, WarpAgent):
+                scope = min(scope, agent.fence_scope)
             if atomic and (before := self.flags.get(key)) is not None:
                 scope, published = min(scope, before.scope), before.clock.copy()
                 published.merge(clock)
-            self.flags[key] = Flag(published, scope, agent.warp)
+            self.flags[key] = Flag(published, scope, agent.clock.chains.serial, agent.warp.cta.rank)
 
     # Tensor memory
 
@@ -255,9 +286,9 @@ class Watcher:
             return
         line = self._line(agent)
         shadow = self._tensor_shadow(cta)
-        rows, fence = ((ORDER,), TENSOR) if self.strict else ((ORDER, TENSOR), None)
+        also, fence = (None, TENSOR) if self.strict else (TENSOR, None)
         site = self.rules.site(line, agent.warp, "tensor", 0, write, fenced=True)
-        access = Access(agent.chain, agent.index, site, needs, agent.clock.lookup(), rows, fence)
+        access = Access(agent.chain, agent.index, site, needs, agent.clock.lookup(), also, fence)
         if troubles := shadow.record(cells, mask, access):
             self.rules.report(agent, line, site, Place(cta=cta), troubles)
 
@@ -265,8 +296,8 @@ class Watcher:
         """The warp frees columns of its CTA, after which nothing may reach them."""
         agent, shadow, cells = _agent(warp), self._tensor_shadow(warp.cta), (slice(None), slice(first, first + columns))
         line = self._line(agent)
-        site = self.rules.site(line, warp, "generic", 0, write=True, fenced=False)
-        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(), (ORDER, TENSOR))
+        site = self.rules.site(line, warp, "free", 0, write=True, fenced=False)
+        access = Access(agent.chain, agent.index, site, False, agent.clock.lookup(), TENSOR)
         if troubles := shadow.record(cells, FULL_CELL, access):
             self.rules.report(agent, line, site, Place(cta=warp.cta), troubles)
 

@@ -6,6 +6,7 @@ says what is wrong in the result.  Data are distinct everywhere, so that whateve
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,11 @@ class Setup:
 
     texts: dict[str, str]
     run: Callable[[Sequence[Module], ptxemu.Device], str | None]
+
+    @property
+    def digest(self) -> str:
+        """Of the texts."""
+        return hashlib.sha256("".join(self.texts.values()).encode()).hexdigest()[:12]
 
 
 def _text(name: str) -> str:

@@ -29,8 +29,9 @@ def setup(case: Case, problem: Problem, sms: int = 148) -> Setup:
 ONE_CTA = BlockScaled(tile=(128, 64), clusters=1), Problem(128, 320, 512)
 # Two pairs of CTAs a cluster share A and B by multicast.
 MULTICAST = BlockScaled(tile=(256, 128), cluster=(2, 2), out="Float16", clusters=1), Problem(256, 1280, 512)
-# Clusters cancel others and do their tiles: more tiles than multiprocessors.
-LAUNCH_CONTROL = Dense("BFloat16", "Float32", True, (256, 128), (2, 1)), Problem(256, 640, 128), 2
+# Clusters cancel others and do their tiles: more tiles than multiprocessors.  A tile takes more k steps than the ring
+# has stages, and an odd number, as the loop takes two at a time.
+LAUNCH_CONTROL = Dense("BFloat16", "Float32", True, (256, 128), (2, 1)), Problem(256, 384, 576), 2
 
 NVIDIA: dict[str, Callable[[], Setup]] = {
     "nvidia-1cta": functools.partial(setup, *ONE_CTA),

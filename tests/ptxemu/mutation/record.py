@@ -1,8 +1,8 @@
 """Runs the suite and writes record.json: `python record.py [--each N] [kernel ...]`, which goes on where it stopped.
 
 What each mutant did is kept under build/mutation, by kernel, PTX and emulator, so that a run that stops loses nothing
-and a changed emulator starts anew.  Survivors run once more with strict checks, where the kernel as it is passes them,
-and with a fault in the place of the changed line, which tells whether it is reached at all.
+and a changed emulator starts anew.  Survivors run once more with strict checks, where findings that the kernel gives as
+it is do not count, and with a fault in the place of the changed line, which tells whether it is reached at all.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 RECORD = HERE / "record.json"
 PROGRESS = HERE.parents[2] / "build" / "mutation"
 ALL = 1 << 30
+ORDER = (*OWN, "nvidia-1cta", "nvidia-multicast", "nvidia-clc", "blockscale-sm100")
 FAULT = "{{ .reg .b64 nowhere; mov.b64 nowhere, 0; {guard}st.global.b32 [nowhere], 0; }}"
 
 
@@ -52,7 +53,7 @@ def run(name: str, setup: Setup, each: int = ALL) -> dict[str, Any]:
     """A kernel's part of the record, of up to `each` mutants an operator, drawn by seed 0."""
     kernel = Kernel(setup)
     done = _Progress(name, setup)
-    strict = not kernel.run("", None, "strict").caught
+    known = kernel.strict("", None, RUNS)
     counts: dict[str, list[int]] = {operator: [0, 0] for operator in OPERATORS}
     how: dict[str, int] = {}
     survivors = []
@@ -62,22 +63,35 @@ def run(name: str, setup: Setup, each: int = ALL) -> dict[str, Any]:
             result = kernel.run(text, mutant)
             entry: dict[str, Any] = {"caught": result.caught, "schedule": result.schedule}
             if not result.caught:
-                entry["strict"] = kernel.run(text, mutant, "strict").caught if strict else ""
-                entry["reached"] = _reached(kernel, text, mutant)
+                entry["survivor"] = survivor(kernel, text, mutant, known)
             done.add(key, entry)
         entry = done.results[key]
         counts[mutant.operator][0] += bool(entry["caught"])
         counts[mutant.operator][1] += 1
         how[entry["caught"]] = how.get(entry["caught"], 0) + 1
         if not entry["caught"]:
-            place = {"text": text, "line": mutant.line, "operator": mutant.operator, "change": mutant.change}
-            survivors.append(place | {"before": mutant.before, "strict": entry["strict"], "reached": entry["reached"]})
+            survivors.append(entry["survivor"])
     how.pop("", None)
     return {
+        "ptx": setup.digest,
         "mutants": len(kernel.mutants),
         "counts": {operator: count for operator, count in counts.items() if count[1]},
         "how": dict(sorted(how.items(), key=lambda item: -item[1])),
         "survivors": survivors,
+    }
+
+
+def survivor(kernel: Kernel, text: str, mutant: Mutant, known: set[tuple[str, int]]) -> dict[str, Any]:
+    """A survivor's entry.  known: what strict checks find in the kernel as it is."""
+    new = sorted(kernel.strict(text, mutant) - known)
+    return {
+        "text": text,
+        "line": mutant.line,
+        "operator": mutant.operator,
+        "change": mutant.change,
+        "before": mutant.before,
+        "strict": f"{new[0][0]} at line {new[0][1]}" if new else "",
+        "reached": _reached(kernel, text, mutant),
     }
 
 
@@ -128,12 +142,13 @@ def versions() -> dict[str, str]:
 
 def write(parts: dict[str, Any]) -> None:
     """Puts the parts into the record; kernels that did not run keep theirs."""
-    old = json.loads(RECORD.read_text())["kernels"] if RECORD.exists() else {}
+    known = json.loads(RECORD.read_text())["kernels"] if RECORD.exists() else {}
+    known |= parts
     record = {
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "schedules": [f"{schedule}-{seed}" for schedule, seed in RUNS],
-        "kernels": old | parts,
+        "kernels": {name: known[name] for name in ORDER if name in known},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cases import Setup
 from mutants import Mutant, mutants
@@ -13,6 +15,7 @@ import ptxemu
 from ptxemu.testing import RUNS
 from ptxemu.text import Module, parse
 
+Run = tuple[str, int]  # schedule and seed
 MAX_TURNS = 20_000  # of the scheduler; the kernels here need some hundred
 
 
@@ -38,7 +41,7 @@ class Kernel:
         self.modules = {name: parse(text) for name, text in setup.texts.items()}
         self.mutants = [(name, mutant) for name, text in setup.texts.items() for mutant in mutants(text)]
 
-    def run(self, name: str, mutant: Mutant | None, checks: str = "all") -> Result:
+    def run(self, name: str, mutant: Mutant | None, checks: str = "all", runs: Sequence[Run] = RUNS) -> Result:
         """Runs with one text changed, or as it is, under schedule after schedule until something shows."""
         modules = dict(self.modules)
         if mutant is not None:
@@ -47,12 +50,26 @@ class Kernel:
             except ptxemu.ParseError as error:
                 raise InvalidMutant(f"{mutant}: {error}") from error
         device = ptxemu.Device("sm_100a", checks=checks, max_turns=MAX_TURNS)
-        for schedule, seed in RUNS:
+        for schedule, seed in runs:
             device.schedule, device.seed = schedule, seed
             result = self._once(list(modules.values()), device)
             if result.caught:
                 return result
         return Result("")
+
+    def strict(self, name: str, mutant: Mutant | None, runs: Sequence[Run] = RUNS[1:2]) -> set[tuple[str, int]]:
+        """Kinds and lines of what strict checks find; a deadlock or a fault ends a run early."""
+        modules = dict(self.modules)
+        if mutant is not None:
+            modules[name] = parse(mutant.apply(self.setup.texts[name]))
+        found: set[tuple[str, int]] = set()
+        for schedule, seed in runs:
+            device = _Collecting("sm_100a", schedule=schedule, seed=seed, checks="strict", on_finding="collect")
+            device.max_turns = MAX_TURNS
+            with contextlib.suppress(ptxemu.Error):
+                self.setup.run(list(modules.values()), device)
+            found |= device.found
+        return found
 
     def _once(self, modules: Sequence[Module], device: ptxemu.Device) -> Result:
         schedule = f"{device.schedule}-{device.seed}"
@@ -66,6 +83,19 @@ class Kernel:
         except ptxemu.Error as error:
             return Result(type(error).__name__, schedule, str(error).partition("\n")[0])
         return Result("wrong numbers", schedule, wrong) if wrong else Result("")
+
+
+class _Collecting(ptxemu.Device):
+    """A device that keeps what its launches find."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.found: set[tuple[str, int]] = set()
+
+    def launch(self, *args: Any, **more: Any) -> ptxemu.Report:
+        report = super().launch(*args, **more)
+        self.found |= {(finding.kind, finding.line) for finding in report.findings}
+        return report
 
 
 def sample(kernel: Kernel, seed: int, each: int) -> list[tuple[str, Mutant]]:

@@ -25,7 +25,7 @@ def judged(kernels: dict[str, Any]) -> dict[str, Counter[str]]:
     """Of each kernel: how many mutants were caught, and how many survivors are of each kind."""
     found = {}
     for name, part in kernels.items():
-        kinds = Counter(explain(name, survivor).kind for survivor in part["survivors"])
+        kinds = Counter(explain(name, part["ptx"], survivor).kind for survivor in part["survivors"])
         kinds["caught"] = sum(caught for caught, _ in part["counts"].values())
         found[name] = kinds
     return found
@@ -39,7 +39,7 @@ def rate(kinds: Counter[str], strict: bool = False) -> float:
 
 def summary(kernels: dict[str, Any]) -> str:
     rows = [
-        "| kernel | mutants | run | caught | equivalent | strict | missed | caught of those with an effect | and strict |",
+        "| kernel | mutants | run | caught | equivalent | strict | missed | caught, of effective ones | and strict |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     found = judged(kernels)
@@ -79,7 +79,7 @@ def survivors(kernels: dict[str, Any]) -> str:
     for name, part in kernels.items():
         classes: dict[tuple[str, str], list[str]] = {}
         for survivor in part["survivors"]:
-            rule = explain(name, survivor)
+            rule = explain(name, part["ptx"], survivor)
             row = f"| {_place(survivor, part)} | {survivor['operator'].replace('_', ' ')} | {_code(survivor)} |"
             classes.setdefault((rule.kind, rule.why), []).append(row)
         parts.append(f"### {name}\n")

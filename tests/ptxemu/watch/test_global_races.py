@@ -85,6 +85,22 @@ PAIRS = [
         "",
         2,
     ),
+    Pair(
+        "a fence for the CTA alone",
+        "race",
+        exchange("st.relaxed.gpu.global.u32", "ld.relaxed.gpu.global.u32", "fence.acq_rel.cta;\n"),
+        FENCED,
+        "",
+        2,
+    ),
+    Pair(
+        "a swap beside a weak load",
+        "race",
+        "ld.global.u32 r6, [d1];\n atom.global.cas.b32 r7, [d1], 0, 1;",
+        "ld.global.u32 r6, [d1];\n atom.global.cas.b32 r7, [d1], 5, 1;",  # fails, and so writes nothing
+        "",
+        2,
+    ),
     Pair("counting", "race", ADD, "red.global.add.u32 [d1], 1;", "", 3),
     Pair("two warps", "race", "st.global.u32 [d1], r0;", "st.global.u32 [d3], r0;"),
     Pair(

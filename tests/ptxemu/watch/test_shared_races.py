@@ -33,7 +33,9 @@ REMOTE_ARRIVE = f"""
 """
 
 PAIRS = [
-    Pair("read after write", "race", STORE + LOAD, STORE + SYNC + LOAD, "a load is not ordered after a store"),
+    Pair(
+        "read after write", "race", STORE + LOAD, STORE + SYNC + LOAD, "a load is not ordered after a store", early=True
+    ),
     Pair(
         "write after read",
         "race",
@@ -59,6 +61,7 @@ PAIRS = [
         INIT + STORE + "setp.ge.u32 q, r0, 32;\n @q bra END;\n" + ARRIVE.format(sem="relaxed.cta.") + "END:"
         + wait() + LOAD,
         INIT.replace("[bar], 1", "[bar], 64") + STORE + "mbarrier.arrive.shared::cta.b64 _, [bar];" + wait() + LOAD,
+        early=True,
     ),
     Pair(
         "relaxed arrivals need fences",
@@ -69,7 +72,9 @@ PAIRS = [
         + "fence.acq_rel.cta;\n mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [bar];"
         + wait(sem=".relaxed.cta") + "fence.acq_rel.cta;" + LOAD,
     ),
-    Pair("of a peer CTA", "race", TO_PEER + FROM_PEER + CLUSTER_SYNC, TO_PEER + CLUSTER_SYNC + FROM_PEER, "", 2, 2),
+    Pair(
+        "of a peer CTA", "race", TO_PEER + FROM_PEER + CLUSTER_SYNC, TO_PEER + CLUSTER_SYNC + FROM_PEER, "", 2, 2, True
+    ),
     Pair(
         "of a peer CTA, relaxed",
         "race",
@@ -101,6 +106,7 @@ PAIRS = [
         "race or bulk store source reused",  # the write came before the copy was issued, or after
         STORE + FENCE + BULK_STORE + DONE + SYNC,
         STORE + FENCE + SYNC + BULK_STORE + DONE,
+        early=True,
     ),
     Pair(
         "a bulk store's source overwritten",
@@ -136,6 +142,13 @@ PAIRS = [
         "an asynchronous write comes after a store",
     ),
     Pair(
+        "a store behind the arrival, before the copy",
+        "race",
+        FENCE + INIT + BULK_LOAD.replace("@first cp", "@first st.shared.u32 [room+512], 7;\n @first cp") + wait()
+        + "ld.shared.u32 r6, [room+512];",
+        FENCE + INIT + "@first st.shared.u32 [room+512], 7;\n" + BULK_LOAD + wait() + "ld.shared.u32 r6, [room+512];",
+    ),
+    Pair(
         "two loads to one place",
         "race",
         INIT + BULK_LOAD.replace("tx.shared::cta.b64 _, [bar], 256", "tx.shared::cta.b64 _, [bar], 512")
@@ -150,6 +163,7 @@ PAIRS = [
         + "ld.shared.u32 r6, [r4];\n cp.async.wait_all;",
         "mul.wide.u32 d4, r0, 4;\n add.u64 d4, d0, d4;\n cp.async.ca.shared.global [r4], [d4], 4;\n"
         + "cp.async.wait_all;\n ld.shared.u32 r6, [r4];",
+        early=True,
     ),
     Pair(
         "an mbarrier of another warp",
@@ -173,6 +187,18 @@ PAIRS = [
         INIT.replace("fence.mbarrier_init.release.cluster;", "") + REMOTE_ARRIVE,
         INIT + REMOTE_ARRIVE,
         "", 2, 2,
+    ),
+    Pair(
+        "an mbarrier's bytes",
+        "access to a live mbarrier",
+        INIT + "@first st.shared.b32 [bar+4], 1;\n",
+        INIT + "@first mbarrier.inval.shared::cta.b64 [bar];\n @first st.shared.b32 [bar+4], 1;\n",
+    ),
+    Pair(
+        "a copy over an mbarrier",
+        "access to a live mbarrier",
+        FENCE + INIT + BULK_LOAD.replace("[r2]", "[room+7952]") + wait(),
+        FENCE + INIT + BULK_LOAD.replace("[r2]", "[room+7936]") + wait(),
     ),
     Pair(
         "an mbarrier initialised twice",
