@@ -137,12 +137,13 @@ class Queue:
 
     def outstanding(self) -> Iterator[Operation]:
         """What is in flight."""
-        found = dict.fromkeys(self.free)
-        while found:
-            operation = next(iter(found))
-            del found[operation]
+        found, pending = set(self.free), list(self.free)
+        while pending:
+            operation = pending.pop()
             yield operation
-            found |= dict.fromkeys(operation.followers)
+            new = [follower for follower in operation.followers if follower not in found]
+            found.update(new)
+            pending += new
 
     def __len__(self) -> int:
         return len(self.free) + self.held

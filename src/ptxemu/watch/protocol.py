@@ -41,8 +41,9 @@ def _bulk_stores(cta: Cta) -> None:
 def _operations(cta: Cta) -> None:
     """Other asynchronous operations that are still under way."""
     grid = cta.cluster.grid
-    for operation in grid.queue.outstanding():
-        if operation.warp is not None and operation.warp.cta is cta and not _stores(operation.what):
+    found = [op for op in grid.queue.outstanding() if op.warp is not None and op.warp.cta is cta]
+    for operation in sorted(found, key=lambda op: op.serial):
+        if not _stores(operation.what):
             message = f"{operation.what} was still under way when its CTA ended"
             grid.findings.add("operation outstanding at exit", message, line=operation.line, warp=operation.warp)
 

@@ -85,34 +85,51 @@ class Shadow:
 
     def __init__(self, shape: tuple[int, ...], most: int, written: bool | NDArray[np.uint16]) -> None:
         self.most = most
-        self.states = [State((), 0), State((), FULL_CELL)]
+        self.states = [State((), 0), State((), FULL_CELL)]  # by number; these two stay
         self.ids = np.full(shape, int(written is True), np.int32)
-        self.limit = self._limit()
         if not isinstance(written, bool):
             masks, places = np.unique(written, return_inverse=True)
             self.states += [State((), mask) for mask in masks.tolist()]
             self.ids[...] = places.reshape(shape) + 2
+        self.counts = np.bincount(self.ids.ravel(), minlength=len(self.states)).tolist()  # cells in each state
+        self.free: list[int] = []  # numbers of states that no cell is in any more
 
-    def _limit(self) -> int:
-        return max(1024, self.ids.size // 32, 2 * len(self.states))
+    def _new(self, state: State) -> int:
+        """A number for a state."""
+        if self.free:
+            number = self.free.pop()
+            self.states[number] = state
+            return number
+        self.states.append(state)
+        self.counts.append(0)
+        return len(self.states) - 1
+
+    def _move(self, cells: int, old: int, new: int) -> None:
+        """That many cells have gone from one state to another."""
+        self.counts[new] += cells
+        self.counts[old] -= cells
+        if not self.counts[old] and old > 1:
+            self.free.append(old)
 
     def reset(self, where: Where) -> None:
         """The memory is new there, with undefined contents."""
+        for old, cells in enumerate(np.bincount(self.ids[where].ravel()).tolist()):
+            if cells and old:
+                self._move(cells, old, 0)
         self.ids[where] = 0
 
     def forget(self, where: Where, mask: Mask) -> None:
         """Parts of cells have no past any more."""
         cells = self.cells(where)
         for cell, part in zip(cells.tolist(), np.broadcast_to(mask, cells.shape).tolist(), strict=True):
-            past, written = self.states[self.ids.item(cell)]
+            old = self.ids.item(cell)
+            past, written = self.states[old]
             left = tuple(before._replace(mask=before.mask & ~part) for before in past if before.mask & ~part)
-            self.ids[cell] = len(self.states)
-            self.states.append(State(left, written & ~part))
+            self.ids[cell] = new = self._new(State(left, written & ~part))
+            self._move(1, old, new)
 
     def record(self, where: Where, mask: Mask, access: Access) -> list[Trouble]:
         """Adds an access; what is wrong with it."""
-        if len(self.states) > self.limit:
-            self._compact()
         ids = self.ids[where]
         if type(mask) is not int:
             return self._record_masks(where, ids, mask, access)
@@ -121,21 +138,26 @@ class Shadow:
             new, trouble = self._step(first, mask, access, {})
             if new != first:
                 self.ids[where] = new
+                self._move(ids.size, first, new)
             return [self._trouble(where, 0, *trouble)] if trouble else []
         return self._record_many(where, ids, mask, access)
 
     def _record_many(self, where: Where, ids: NDArray[np.int32], mask: int, access: Access) -> list[Trouble]:
         """Of cells in different states."""
-        present = np.zeros(len(self.states), np.bool_)
-        present[ids] = True
-        after = np.zeros(present.size, np.int32)
+        counts = np.bincount(ids.ravel())
+        after = np.zeros(counts.size, np.int32)
         made: dict[State, int] = {}
-        found = []
-        for state in np.flatnonzero(present).tolist():
-            after[state], trouble = self._step(state, mask, access, made)
+        found, moves = [], []
+        for state in np.flatnonzero(counts).tolist():
+            new, trouble = self._step(state, mask, access, made)
+            after[state] = new
+            if new != state:
+                moves.append((counts.item(state), state, new))
             if trouble:
                 found.append(self._trouble(where, int((ids == state).argmax()), *trouble))
         self.ids[where] = after[ids]
+        for move in moves:
+            self._move(*move)
         return found
 
     def _record_masks(
@@ -152,6 +174,9 @@ class Shadow:
                 if trouble:
                     found.append(self._trouble(where, place, *trouble))
         self.ids[where] = [after[key] for key in keys]
+        for key in keys:
+            if after[key] != key[0]:
+                self._move(1, key[0], after[key])
         return found
 
     def _step(
@@ -184,8 +209,7 @@ class Shadow:
             return state, trouble
         new = made.get(after)
         if new is None:
-            new = made[after] = len(self.states)
-            self.states.append(after)
+            new = made[after] = self._new(after)
         return new, trouble
 
     def _trouble(self, where: Where, place: int, unwritten: bool, conflicts: tuple[Past, ...]) -> Trouble:
@@ -208,12 +232,3 @@ class Shadow:
     def written(self) -> NDArray[np.uint16]:
         """The parts of each cell that were written."""
         return np.array([state.written for state in self.states], np.uint16)[self.ids]
-
-    def _compact(self) -> None:
-        """Forgets the states that no cell is in any more."""
-        used, places = np.unique(self.ids, return_inverse=True)
-        numbers: dict[State, int] = {State((), 0): 0}
-        new = [numbers.setdefault(self.states[old], len(numbers)) for old in used.tolist()]
-        self.states = list(numbers)
-        self.ids = np.array(new, np.int32)[places].reshape(self.ids.shape)
-        self.limit = self._limit()

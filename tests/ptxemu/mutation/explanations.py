@@ -225,6 +225,12 @@ JUDGED = {
             LEADING,
             TWICE,
             Rule(
+                "the same threads have just met at the barrier before, and nothing lies between",
+                "drop_barrier",
+                r"bar\.sync 1, 128",
+                lines=(1130, 1130),
+            ),
+            Rule(
                 "the warp that read the answer is the one that asks next: the fence still lies between",
                 "swap",
                 r"fence\.proxy\.async",
@@ -242,7 +248,7 @@ JUDGED = {
         ((327, 466), (538, 547), (973, 992)),
     ),
     "blockscale-sm100": Judged(
-        "ce23c5d406e5",
+        "6386025b81bd",
         (
             LEADING,
             Rule(ALLOC, "drop_fence|swap", r"tcgen05\.fence|bar\.sync", lines=(107, 109)),
@@ -250,7 +256,7 @@ JUDGED = {
             Rule(
                 "only a CTA without tiles keeps this value, and there is none in this problem",
                 "flip_parity",
-                r"mov\.b32 %r327, 1",
+                r"mov\.b32 %r298, 1",
                 "starts",
                 lines=(126, 126),
             ),
@@ -264,7 +270,7 @@ JUDGED = {
                 "the loads from tensor memory and their wait are the whole warp's: no lane is behind",
                 "drop_barrier|swap",
                 r"bar\.warp\.sync|tcgen05\.fence::before",
-                lines=(877, 878),
+                lines=(851, 852),
             ),
         ),
         ((241, 290),),

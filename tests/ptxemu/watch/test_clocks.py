@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import ptxemu
@@ -49,3 +50,21 @@ def test_many_readers_are_kept() -> None:
     clock.known[ORDER, readers[37]] = 0
     (trouble,) = shadow.record(slice(0, 4), FULL_CELL, Access(chains.new("warp"), 1, WRITE, False, clock.lookup()))
     assert [past.chain for past in trouble.conflicts] == [readers[37]]
+
+
+def test_states_are_used_again() -> None:
+    """However many accesses there were, a shadow holds the states that its cells are in."""
+    chains = Chains(0)
+    warp = chains.new("warp")
+    shadow, clock = Shadow((64,), 16, False), Clock(chains)
+    masks = np.arange(1, 9, dtype=np.uint16)
+    for event in range(1, 400):
+        clock.fit()[ORDER, warp] = event
+        for where, mask in ((slice(0, 64), FULL_CELL), (np.arange(0, 64, 3), FULL_CELL), (slice(8, 16), masks)):
+            access = Access(warp, event, WRITE * (event % 2), False, clock.lookup())
+            assert shadow.record(where, mask, access) == []
+        if not event % 50:
+            shadow.reset(slice(0, 32))
+        shadow.forget(slice(2, 4), 0x00FF)
+        assert shadow.counts == np.bincount(shadow.ids, minlength=len(shadow.states)).tolist()
+    assert len(shadow.states) < 200
