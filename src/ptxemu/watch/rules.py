@@ -103,7 +103,8 @@ class Rules:
     # Findings
 
     def report(self, agent: Agent, line: int, site: int, place: Place, troubles: list[Trouble]) -> None:
-        """What is wrong with an access of the agent at the line; of accesses from one place, the first counts."""
+        """What is wrong with an access of the agent at the line; of accesses from one place, the lowest cell counts."""
+        troubles = sorted(troubles, key=lambda trouble: trouble.cell)
         if unwritten := next((trouble for trouble in troubles if trouble.unwritten), None):
             self.uninitialised(agent, line, place, unwritten.cell)
         seen: dict[int, tuple[Past, int]] = {}
