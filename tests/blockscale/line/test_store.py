@@ -258,7 +258,7 @@ def start(seconds):
         with open(root + "/compiled", "a") as log:
             log.write("x")
         time.sleep(seconds)
-        return {"object": b"host" * 100000, "ptx": b"p", "cubin": b"c"}
+        return {"object": b"host" * 100000, "ptx": b"p", "cubin": b"c", "library": b"l"}
     compile.compile_kernel = compile_kernel
     made = plan.artefact(Problem(1, 2, 3), target_named("b200"), Config(), Store(root))
     os._exit(0 if made.parts["object"].read_bytes() == b"host" * 100000 else 1)
