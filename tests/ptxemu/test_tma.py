@@ -24,7 +24,7 @@ class Global:
     def __init__(self, size: int, seed: int = 0) -> None:
         self.bytes = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
-    def __call__(self, address: int, size: int, write: bool) -> Bytes:
+    def __call__(self, address: int, size: int, write: bool, touched: Any) -> Bytes:
         if address < BASE or address + size > BASE + self.bytes.size:
             raise MemoryFault(f"{address:#x}")
         view = self.bytes[address - BASE : address - BASE + size]

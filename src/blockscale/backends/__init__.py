@@ -12,7 +12,7 @@ from blockscale.launch import cuda, emulated
 from blockscale.problem import TARGETS, Target, target_named, target_of_capability
 
 _BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100}
-_TITLES = {"cpu": "CPU", "sm90": "sm90"}
+_TITLES = {"cpu": "CPU", "sm90": "sm90"}  # those that have no configurations
 NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -31,8 +31,7 @@ def _why_not(name: str) -> str | None:
 def pick(name: str | None, device: torch.device, config: Config | None = None) -> ModuleType:
     """The backend called `name`, or the one for operands on `device`; ValueError with the reason if none can run."""
     if name is None:
-        target = _kind(device)
-        name = "cpu" if target is None else target.backend
+        name = _by_device(device)
     if name not in NAMES:
         raise ValueError(f"backend: {name!r}, expected None or one of {', '.join(map(repr, NAMES))}")
     reason = _why_not(name)
@@ -40,17 +39,16 @@ def pick(name: str | None, device: torch.device, config: Config | None = None) -
         raise ValueError(f"backend: {name!r} cannot run here: {reason}")
     if name == "cpu" and device.type != "cpu":
         raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
-    if name in ("cpu") and config is not None:
+    if name in _TITLES and config is not None:
         raise ValueError(f"config: {config}, expected None: the {_TITLES[name]} backend has no configurations")
     return _BUILT[name]
 
 
 def _by_device(device: torch.device) -> str:
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability == sm90.CAPABILITY and target_of_capability(capability) is None:
-            return "sm90"
-    target = target_here(device)
+    """The name of the backend for operands on `device`."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) == sm90.CAPABILITY:
+        return "sm90"
+    target = _kind(device)
     return "cpu" if target is None else target.backend
 
 
@@ -85,7 +83,7 @@ def target_asked(gpu: str | None) -> Target:
 
 
 def _kind(device: torch.device) -> Target | None:
-    """The same without asking the device for more than its compute capability."""
+    """As `target_here`, without asking the device for more than its compute capability."""
     if device.type == "cpu":
         active = emulated.active()
         return None if active is None else active.target

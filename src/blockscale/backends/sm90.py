@@ -9,6 +9,9 @@ in fp32. Nothing looks at a value or copies from the host, so a call can be capt
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +35,29 @@ def why_not() -> str | None:
     )
 
 
+def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, **options: Any) -> Callable[[], None]:
+    """`gemm` with these arguments, to be called when all products of a call are prepared; `check` refuses before that.
+
+    Raises:
+        ValueError: as `check`.
+    """
+    check(a, options.get("invariant", False))
+    return partial(gemm, a, b, out, **options)
+
+
+def check(a: NVFP4Tensor | Tensor, invariant: bool) -> None:
+    """What this backend cannot do.
+
+    Raises:
+        ValueError: invariant results are asked for, or fp32 ones while torch multiplies fp32 in TF32.
+    """
+    if invariant:
+        raise ValueError("invariant: True, but the sm90 backend's order of summation depends on M; expected False")
+    fp32 = not isinstance(a, NVFP4Tensor) and a.dtype == torch.float32
+    if fp32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        raise ValueError("a: float32, while torch.backends.cuda.matmul.allow_tf32 is set; the result would be TF32's")
+
+
 def gemm(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
@@ -46,13 +72,10 @@ def gemm(
     """out = act(alpha x a @ b^T + bias); the caller has checked the arguments.
 
     Raises:
-        ValueError: invariant results are asked for, or fp32 ones while torch multiplies fp32 in TF32.
+        ValueError: as `check`.
     """
-    if invariant:
-        raise ValueError("invariant: True, but the sm90 backend's order of summation depends on M; expected False")
+    check(a, invariant)
     dtype = torch.bfloat16 if isinstance(a, NVFP4Tensor) else a.dtype
-    if dtype == torch.float32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-        raise ValueError("a: float32, while torch.backends.cuda.matmul.allow_tf32 is set; the result would be TF32's")
     if out.numel() == 0:
         return
     rows = expand(a, dtype) if isinstance(a, NVFP4Tensor) else a

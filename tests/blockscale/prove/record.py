@@ -73,8 +73,8 @@ def told() -> str:
     names = "products", "refused", "findings"
     products, refused, findings = (sum(int(str(entry[name])) for entry in cases.values()) for name in names)
     return (
-        f"Record: {done} of {PAIRWISE} pairwise cases and {len(cases) - done} of the competition's shapes; {products} "
-        f'products with `checks="all"`, {findings} findings; {refused} more refused by `supports`.'
+        f"Record: {done} of {PAIRWISE} pairwise cases, {len(cases) - done} of the competition's; {products} products "
+        f'with `checks="all"`, {findings} findings; {refused} refused.'
     )
 
 
