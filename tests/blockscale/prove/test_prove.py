@@ -5,8 +5,8 @@ import itertools
 import re
 import time
 
+import proof_record
 import pytest
-import record
 import sweep
 import torch
 from operands import every_code_and_scale
@@ -63,9 +63,9 @@ def turned(number, turn, shapes):
 
 
 def resumed(case, work):
-    if case in record.load():
+    if case in proof_record.load():
         pytest.skip("in the record")
-    record.add(case, work())
+    proof_record.add(case, work())
 
 
 @pytest.mark.prove
@@ -101,12 +101,12 @@ def test_a_sample(number):
 
 def test_the_documents_tell_no_more_than_the_record_holds():
     """A proof that goes on may be ahead of them."""
-    text = record.DOCUMENT.read_text()
+    text = proof_record.DOCUMENT.read_text()
     claimed = re.search(r"^Record: (\d+) of ", text, re.MULTILINE)
-    held = sum(case.startswith("pass") for case in record.load())
-    assert (int(claimed[1]) if claimed else 0) <= held, "run: python tests/blockscale/prove/record.py"
-    assert record.told() in record.tell(text)
-    assert len(sweep.rows()) * len(SCHEDULES) == record.PAIRWISE
+    held = sum(case.startswith("pass") for case in proof_record.load())
+    assert (int(claimed[1]) if claimed else 0) <= held, "run: python tests/blockscale/prove/proof_record.py"
+    assert proof_record.told() in proof_record.tell(text)
+    assert len(sweep.rows()) * len(SCHEDULES) == proof_record.PAIRWISE
 
 
 def test_no_pair_of_values_is_left_out():

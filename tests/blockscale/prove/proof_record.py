@@ -1,7 +1,7 @@
 """The record of a proof: a JSON file that a proof resumes from and that is committed when it is complete.
 
 An entry counts for the kernels that it was made with; others are dropped. Which emulator ran it is noted in it.
-`python tests/blockscale/prove/record.py` writes what it holds into docs/architecture.md;
+`python tests/blockscale/prove/proof_record.py` writes what it holds into docs/architecture.md;
 a test holds that to it.
 """
 
