@@ -18,7 +18,7 @@ import torch
 
 import blockscale as bs
 from blockscale import backends, entry, plan, store
-from blockscale.backends import gpu
+from blockscale.backends import gpu, sm90
 from blockscale.config import Config
 from blockscale.launch import cuda, emulated
 from blockscale.problem import Problem, Target, target_named, target_of_capability
@@ -138,6 +138,7 @@ class Gpus:
 
     def __init__(self, monkeypatch, *capabilities):
         monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda at: capabilities[getattr(at, "index", at)])
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda at=0: "a GPU")
@@ -147,7 +148,7 @@ class Gpus:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tvm_ffi" or spec(name))
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 3), (11, 0), (12, 0), (12, 1), (13, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (10, 3), (11, 0), (12, 0), (12, 1), (13, 0)])
 def test_a_gpu_without_kernels_is_refused_by_name(monkeypatch, capability):
     Gpus(monkeypatch, capability)
     number = ".".join(map(str, capability))
@@ -161,9 +162,10 @@ def test_a_gpu_without_kernels_is_refused_by_name(monkeypatch, capability):
 
 
 def test_a_gpu_with_kernels_is_found(monkeypatch):
-    Gpus(monkeypatch, (9, 0), (10, 0))
+    Gpus(monkeypatch, (8, 0), (10, 0), (9, 0))
     assert bs.available_backends()["sm100"] is None
     assert backends.pick(None, torch.device("cuda:1")).TARGET == B200
+    assert backends.pick(None, torch.device("cuda:2")) is sm90
     assert backends.target_here(torch.device("cpu")) is None
     with pytest.raises(ValueError, match="backend: none for cuda:0"):
         backends.pick(None, torch.device("cuda:0"))
