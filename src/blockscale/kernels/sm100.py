@@ -52,15 +52,17 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float64, Int16, Int32, Int64, Uint8, cute
+from cutlass import Float64, Int16, Int32, Int64, Int128, Uint8, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from blockscale.kernels.parts import tensorcore, tma
+from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.epilogue import Alpha, Output
-from blockscale.kernels.parts.geometry import ATOM_ROWS, SMEM_BYTES, STEPS, TILE_K, TILE_M, Geometry
-from blockscale.kernels.parts.ring import Ring
-from blockscale.kernels.parts.schedule import Tiles
+from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K, Geometry
+from blockscale.kernels.parts.grid import Memory
+from blockscale.kernels.parts.ring import Ring, Slot
+from blockscale.kernels.parts.schedule import RESPONSE_BYTES, RESPONSE_SLOTS, RequestedTiles, Tiles
 from blockscale.kernels.parts.tensorcore import LANES, TensorCore
 from blockscale.kernels.parts.tma import CODE_BYTES, Operand
 
@@ -68,7 +70,7 @@ WARP = 32
 EPILOGUE = range(4)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
 MMA = 4
 LOAD = 5
-THREADS = WARP * (len(EPILOGUE) + 2)
+SCHEDULE = 6
 DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}
 
 
@@ -77,39 +79,77 @@ class Context:
     """What the roles share."""
 
     warp: Int32
+    geometry: Geometry
+    cluster: Cluster
     ab: Ring
     acc: Ring
     tiles: Tiles
     k_tiles: Int32
-    operands: tuple[Operand, ...]  # a, b, scales of a, scales of b
     batches: tuple[Int32, Int32]  # matrices of a and of b: as many as of the output, or one for all
     smem: Any
     tmem: Int32
-    alpha: Alpha
-    out: Output
+    memory: Memory
+
+    def turn(self, sums: Slot) -> Int32:
+        """Which accumulator a slot of `acc` stands for."""
+        return sums.lap if self.geometry.overlap else sums.index
+
+    def accumulator(self, sums: Slot) -> Int32:
+        """Its address in tensor memory."""
+        return self.tmem + self.turn(sums) * self.geometry.accumulator_stride
 
 
 class Sm100Gemm:
-    """The kernel of one configuration that `config.supports` passes; calling it launches it, compiling needs no GPU.
+    """The kernel of one configuration that `supports` passes; calling it launches it, compiling needs no GPU.
 
     Args:
-        tile: (128, N), see `Geometry` for N.
-        stages: slots of operands in shared memory; None means as many as fit shared and tensor memory.
+        tile: (128, N) of a CTA, or (256, N) of a pair of CTAs; see `Geometry` for N.
+        stages: slots of operands in shared memory; None means as many as fit.
         accumulators: tiles of sums in tensor memory; with 2 a tile is multiplied while the one before is stored.
+        cluster: CTAs of a cluster along m and n, None for those of the tile: they fetch operands for one another.
+        fallback_cluster: a smaller shape that a launch may use where the other one does not fit; None for none.
+        schedule: "static" or "clc", see parts/schedule.py.
         raster: "m" or "n": the dimension along which consecutive tiles lie.
+        group: blocks of tiles in a band across it.
+        pdl: the kernel may start while the one before it in the stream still runs.
+        l2_a, l2_b, l2_scales: "evict_first", "evict_last" or None: what L2 is told about operands.
+        prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any.
+        swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
         out_dtype: "fp16", "bf16" or "fp32".
         smem: bytes of dynamic shared memory that a CTA may have.
     """
 
-    def __init__(self, tile, *, stages=None, accumulators=1, raster="m", out_dtype="bf16", smem=SMEM_BYTES):
-        self.geometry = Geometry(tile[1], stages, accumulators, smem)
-        self.raster = raster
+    def __init__(
+        self,
+        tile,
+        *,
+        stages=None,
+        accumulators=1,
+        cluster=None,
+        fallback_cluster=None,
+        schedule="static",
+        raster="m",
+        group=1,
+        pdl=False,
+        l2_a=None,
+        l2_b=None,
+        l2_scales=None,
+        prefetch=0,
+        swap=False,
+        out_dtype="bf16",
+        smem=SMEM_BYTES,
+    ):
+        self.geometry = Geometry(tile, stages, accumulators, smem, cluster=cluster)
+        self.fallback_cluster = None if fallback_cluster == self.geometry.shape else fallback_cluster
+        self.schedule_kind, self.raster, self.group = schedule, raster, group
+        self.pdl, self.prefetch, self.swap = pdl, prefetch, swap
+        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales, l2_scales))
         self.out_dtype = DTYPES[out_dtype]
 
     def __repr__(self):
         """Also in the kernel's name."""
         g = self.geometry
-        return f"Sm100Gemm_{TILE_M}x{g.tile_n}_{g.slots}_{g.accumulators}_{self.raster}_{self.out_dtype.__name__}"
+        return f"Sm100Gemm_{g.tile[0]}x{g.tile_n}_{g.slots}_{g.accumulators}_{self.raster}_{self.out_dtype.__name__}"
 
     @cute.jit
     def __call__(
@@ -142,16 +182,30 @@ class Sm100Gemm:
             unit_a, unit_b, alpha: fp32, one each. factor: one more, by value.
             m, n: at least 1. k: of the storage, a multiple of 64, zeros in codes and scales beyond the last element.
             batch: matrices of out; batch_a and batch_b are the same or 1.
-            ctas: at most so many are launched.
+            ctas: at most so many are launched, but for a cluster at least; not heeded where tiles are requested.
         """
         g = self.geometry
+        width, height = g.shape
         k = cute.assume(k, 64)
-        tiles = Tiles(cute.ceil_div(m, TILE_M), cute.ceil_div(n, g.tile_n), batch, self.raster)
+        if cutlass.const_expr(self.swap):
+            a, b, sfa, sfb, m, n, batch_a, batch_b = b, a, sfb, sfa, n, m, batch_b, batch_a
+        boxes, shared = self.boxes(), self.shared()
+        tiles = Tiles(
+            cute.ceil_div(m, CTA_ROWS * width),
+            cute.ceil_div(n, g.tile_n * height),
+            batch,
+            self.raster,
+            self.group,
+            g.shape,
+        )
+        blocks = tiles.count
+        if cutlass.const_expr(self.schedule_kind == "static"):
+            blocks = cutlass.min(blocks, cutlass.max(ctas // (width * height), 1))
         self.kernel(
-            tma.code_map(a, m, k, batch_a, TILE_M),
-            tma.code_map(b, n, k, batch_b, g.tile_n),
-            tma.scale_map(sfa, m, k, batch_a, 1),
-            tma.scale_map(sfb, n, k, batch_b, g.atoms_n),
+            tma.code_map(a, m, k, batch_a, boxes[0], tma.copy_operation(g.pair, shared[0])),
+            tma.code_map(b, n, k, batch_b, boxes[1], tma.copy_operation(g.pair, shared[1])),
+            tma.scale_map(sfa, m, k, batch_a, boxes[2], tma.copy_operation(g.pair, shared[2])),
+            tma.scale_map(sfb, n, k, batch_b, boxes[3], tma.copy_operation(g.pair, shared[3])),
             (unit_a, unit_b, alpha),
             factor,
             out,
@@ -160,10 +214,13 @@ class Sm100Gemm:
             (tiles.m, tiles.n, batch),
             (batch_a, batch_b),
         ).launch(
-            grid=[cutlass.min(tiles.count, ctas), 1, 1],
-            block=[THREADS, 1, 1],
+            grid=[blocks * width, height, 1],
+            block=[WARP * (LOAD + 1 if self.schedule_kind == "static" else SCHEDULE + 1), 1, 1],
+            cluster=[width, height, 1] if width * height > 1 else None,
+            fallback_cluster=None if self.fallback_cluster is None else [*self.fallback_cluster, 1],
             smem=g.smem_bytes,
             min_blocks_per_mp=1,
+            use_pdl=self.pdl,
             stream=stream,
         )
 
@@ -183,43 +240,77 @@ class Sm100Gemm:
         batches: tuple[Int32, Int32],
     ):
         m, n, k = size
+        g = self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cluster = Cluster.here(g, self.fallback_cluster)
         smem = self.shared_memory()
-        ab, acc = self.rings(smem)
-        operands = self.operands(smem, (map_a, map_b, map_sfa, map_sfb))
-        self.prepare(warp, smem, ab, acc, operands)
+        ab, acc = self.rings(smem, cluster)
+        operands = self.operands(smem, (map_a, map_b, map_sfa, map_sfb), cluster)
+        tiles = self.tiles(smem, tiles, cluster)
+        self.prepare(warp, smem, (ab, acc, *tiles.rings), operands)
         context = Context(
             warp=warp,
+            geometry=g,
+            cluster=cluster,
             ab=ab,
             acc=acc,
-            tiles=Tiles(*tiles, self.raster),
+            tiles=tiles,
             k_tiles=cute.ceil_div(k, TILE_K),
-            operands=operands,
             batches=batches,
             smem=smem,
             tmem=smem.tmem.ptr.load(),
-            alpha=Alpha(factors, factor),
-            out=Output(out, self.out_dtype, m, n, ld_out),
+            memory=Memory(
+                self.pdl,
+                operands=operands,
+                alpha=Alpha(factors, factor),
+                out=Output(out, self.out_dtype, m, n, ld_out),
+            ),
         )
         if warp == LOAD:
             self.load(context)
         if warp == MMA:
-            self.mma(context)
+            if cluster.leader:
+                self.mma(context)
         if warp < EPILOGUE.stop:
             self.epilogue(context, EPILOGUE)
-        ab.check()
-        acc.check()
+        if cutlass.const_expr(self.schedule_kind == "clc"):
+            if warp == SCHEDULE:
+                if cluster.first:
+                    self.schedule(context)
+        self.finish(context)
+        for ring in (ab, acc, *tiles.rings):
+            ring.check()
+
+    def boxes(self):
+        """What a copy brings of a, b, scales of a, scales of b: a slot's part that one CTA of a cluster fetches."""
+        g = self.geometry
+        return (
+            tma.code_box(CTA_ROWS // g.a_boxes),
+            tma.code_box(g.b_rows // g.b_boxes),
+            tma.scale_box(STEPS // g.sfa_boxes, 1),
+            tma.scale_box(STEPS // g.sfb_boxes, g.atoms_n),
+        )
+
+    def shared(self):
+        """Whether several CTAs of a cluster need the same, of each operand."""
+        g = self.geometry
+        return g.a_boxes > 1, g.b_boxes > 1, g.sfa_boxes > 1, g.sfb_boxes > 1
 
     def shared_memory(self):
         g = self.geometry
+        clc = self.schedule_kind == "clc"
 
         @cute.struct
         class Smem:
             ab_full: cute.struct.MemRange[Int64, g.slots]
             ab_empty: cute.struct.MemRange[Int64, g.slots]
-            acc_full: cute.struct.MemRange[Int64, g.accumulators]
-            acc_empty: cute.struct.MemRange[Int64, g.accumulators]
+            acc_full: cute.struct.MemRange[Int64, g.accumulator_slots]
+            acc_empty: cute.struct.MemRange[Int64, g.accumulator_slots]
             tmem: Int32
+            if clc:
+                answer_full: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
+                answer_empty: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
+                answers: cute.struct.Align[cute.struct.MemRange[Int128, RESPONSE_SLOTS], RESPONSE_BYTES]
             a: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.a_bytes], 1024]
             b: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.b_bytes], 1024]
             sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfa_bytes // 2], 1024]
@@ -229,109 +320,198 @@ class Sm100Gemm:
             raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {g.smem_bytes}")
         return SmemAllocator().allocate(Smem)
 
-    def rings(self, smem):
+    def rings(self, smem, cluster):
         g = self.geometry
-        ab_full, ab_empty = smem.ab_full.data_ptr(), smem.ab_empty.data_ptr()
-        acc_full, acc_empty = smem.acc_full.data_ptr(), smem.acc_empty.data_ptr()
-        ab = Ring("ab", ab_full, ab_empty, g.slots, fills=1, empties=1, copied=g.stage_bytes)
-        acc = Ring("acc", acc_full, acc_empty, g.accumulators, fills=1, empties=len(EPILOGUE))
+        ab = Ring(
+            "ab",
+            smem.ab_full.data_ptr(),
+            smem.ab_empty.data_ptr(),
+            g.slots,
+            fills=1,
+            empties=1,
+            copied=g.stage_bytes * g.ctas,
+            total=cluster.receivers,
+            group=g.ctas,
+            empty_mask=None if cluster.alone else cluster.senders,
+        )
+        acc = Ring(
+            "acc",
+            smem.acc_full.data_ptr(),
+            smem.acc_empty.data_ptr(),
+            g.accumulator_slots,
+            fills=1,
+            empties=len(EPILOGUE),
+            total=len(EPILOGUE) * g.ctas,
+            group=g.ctas,
+            full_mask=cluster.own_pair if g.pair else None,
+            home=cluster.leader_rank,
+        )
         return ab, acc
 
-    def operands(self, smem, maps):
+    def operands(self, smem, maps, cluster):
         g = self.geometry
-        a, b = tma.code_layout(TILE_M, g.slots), tma.code_layout(g.tile_n, g.slots)
-        boxes = tma.code_box(TILE_M), tma.code_box(g.tile_n), tma.scale_box(1), tma.scale_box(g.atoms_n)
+        box_a, box_b, box_sfa, box_sfb = boxes = self.boxes()
+        a, b = tma.code_layout(box_a[0], g.slots * g.a_boxes), tma.code_layout(box_b[0], g.slots * g.b_boxes)
         slots = (
             smem.a.get_tensor(a.outer, swizzle=a.inner),
             smem.b.get_tensor(b.outer, swizzle=b.inner),
-            smem.sfa.get_tensor(tma.scale_layout(1, g.slots)),
-            smem.sfb.get_tensor(tma.scale_layout(g.atoms_n, g.slots)),
+            smem.sfa.get_tensor(tma.scale_layout(box_sfa, g.slots * g.sfa_boxes)),
+            smem.sfb.get_tensor(tma.scale_layout(box_sfb, g.slots * g.sfb_boxes)),
         )
-        return tuple(map(Operand, maps, boxes, slots))
+        counts = g.a_boxes, g.b_boxes, g.sfa_boxes, g.sfb_boxes
+        along = 0, 0, 1, 1
+        ranks = cluster.y, cluster.x // g.ctas, cluster.y, cluster.x
+        sharers = cluster.height, cluster.width // g.ctas, cluster.height, cluster.width
+        masks = cluster.same_x, cluster.same_half, cluster.same_x, cluster.same_y
+        return tuple(
+            Operand(*given, mask=mask if shared else None, policy=policy)
+            for *given, mask, shared, policy in zip(
+                maps, boxes, slots, counts, along, sharers, ranks, masks, self.shared(), self.policies, strict=True
+            )
+        )
+
+    def tiles(self, smem, extent, cluster):
+        given = *extent, self.raster, self.group, self.geometry.shape
+        if self.schedule_kind == "static":
+            return Tiles(*given)
+        # Every CTA's load and epilogue warps read an answer, every leader's mma warp, and the warp that requests.
+        readers = len(EPILOGUE) + 1
+        ring = Ring(
+            "answers",
+            smem.answer_full.data_ptr(),
+            smem.answer_empty.data_ptr(),
+            RESPONSE_SLOTS,
+            fills=1,
+            empties=readers + 2,
+            copied=RESPONSE_BYTES,
+            total=cluster.ctas * readers + cluster.ctas // self.geometry.ctas + 1,
+            home=None if cluster.alone else Int32(0),
+        )
+        return RequestedTiles(*given, cluster, ring, smem.answers.data_ptr())
 
     @cute.jit
-    def prepare(self, warp, smem, ab, acc, operands):
-        """Barriers and tensor memory, before any role starts."""
+    def prepare(self, warp, smem, rings, operands):
+        """Barriers and tensor memory, before any role starts, in no CTA of the cluster before all have theirs."""
+        g = self.geometry
         if warp == LOAD:
             for operand in operands:
                 cpasync.prefetch_descriptor(operand.map.atom)
             with cute.arch.elect_one():
-                ab.initialise()
-                acc.initialise()
+                for ring in rings:
+                    ring.initialise()
             cute.arch.mbarrier_init_fence()
         if warp == MMA:
-            tensorcore.allocate(smem.tmem.ptr, self.geometry.tmem_allocation)
+            tensorcore.allocate(smem.tmem.ptr, g.tmem_allocation, g.ctas)
+        self.synchronise()
+
+    @cute.jit
+    def synchronise(self):
+        """All warps of the cluster."""
         tensorcore.before_sync()
-        cute.arch.sync_threads()
+        if cutlass.const_expr(self.geometry.shape == (1, 1)):
+            cute.arch.sync_threads()
+        else:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
         tensorcore.after_sync()
 
     @cute.jit
     def load(self, c):
         """Fills slots with the boxes of a k tile, for one tile after the other."""
-        ab, tiles, k_tiles, (a, b, sfa, sfb), (batch_a, batch_b) = c.ab, c.tiles, c.k_tiles, c.operands, c.batches
-        tile_n = self.geometry.tile_n
+        g, cluster, ab, tiles, k_tiles, (batch_a, batch_b) = c.geometry, c.cluster, c.ab, c.tiles, c.k_tiles, c.batches
+        memory = c.memory.after_grids_before()
+        a, b, sfa, sfb = memory.operands
+        first_b = cluster.x % g.ctas * g.b_rows  # where this CTA's half of b begins
         slot = ab.producer()
-        tile = tiles.first()
-        while tiles.has(tile):
-            row, column, matrix = tiles.at(tile)
+        work = tiles.first()
+        while work.valid:
+            row, column, matrix = tiles.at(work)
             of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab.wait_empty(slot)
-                ab.expect_copies(slot)
-                a.fetch((row * TILE_M, k_tile * CODE_BYTES, of_a), slot, ab)
-                b.fetch((column * tile_n, k_tile * CODE_BYTES, of_b), slot, ab)
+                if cluster.leader:
+                    ab.expect_copies(slot)
+                a.fetch((row * CTA_ROWS, k_tile * CODE_BYTES, of_a), slot, ab)
+                b.fetch((column * g.tile_n + first_b, k_tile * CODE_BYTES, of_b), slot, ab)
                 sfa.fetch((0, k_tile * STEPS, row, of_a), slot, ab)
-                sfb.fetch((0, k_tile * STEPS, column * tile_n // ATOM_ROWS, of_b), slot, ab)
+                sfb.fetch((0, k_tile * STEPS, column * g.tile_n // ATOM_ROWS, of_b), slot, ab)
                 slot = slot.next()
-            tile = tiles.after(tile)
+            work = tiles.after(work)
+        c.memory.let_next_grid_start()
         ab.drain(slot)
 
     @cute.jit
     def mma(self, c):
-        """Multiplies slot after slot into an accumulator; frees tensor memory once the epilogue is done with it."""
-        ab, acc, tiles, k_tiles, smem, tmem = c.ab, c.acc, c.tiles, c.k_tiles, c.smem, c.tmem
-        core = TensorCore.of(self.geometry, smem, tmem)
+        """Multiplies slot after slot into an accumulator, of both CTAs where there is a pair."""
+        g, ab, acc, tiles, k_tiles = c.geometry, c.ab, c.acc, c.tiles, c.k_tiles
+        core = TensorCore.of(g, c.smem, c.tmem)
         slot, sums = ab.consumer(), acc.producer()
-        tile = tiles.first()
-        while tiles.has(tile):
-            _, column, _ = tiles.at(tile)
+        before, scales = ab.behind(g.scale_slots), Slot(g.scale_slots, Int32(0), Int32(0), 0)
+        work = tiles.first()
+        while work.valid:
+            _, column, _ = tiles.at(work)
             acc.wait_empty(sums)
             for k_tile in cutlass.range(k_tiles, unroll=1):
+                if cutlass.const_expr(g.scale_slots < g.slots):
+                    ab.wait_empty(before)
+                    before = before.next()
                 ab.wait_full(slot)
                 tensorcore.after_sync()  # what read the scales that are overwritten, and the epilogue's loads
-                core.copy_scales(slot.index)
-                core.multiply(slot.index, sums.index, column, k_tile > 0)
+                own = scales.index if cutlass.const_expr(g.scale_slots < g.slots) else slot.index
+                core.copy_scales(slot.index, own)
+                core.multiply(slot.index, own, c.turn(sums), column, k_tile > 0)
                 ab.commit_empty(slot)
                 slot = slot.next()
+                if cutlass.const_expr(g.scale_slots < g.slots):
+                    scales = scales.next()
             acc.commit_full(sums)
             sums = sums.next()
-            tile = tiles.after(tile)
+            work = tiles.after(work)
         acc.drain(sums)
-        tensorcore.after_sync()
-        tensorcore.free(tmem, self.geometry.tmem_allocation)
+
+    @cute.jit
+    def schedule(self, c):
+        """Asks for the cluster's next tile while the one before is computed, until there is none."""
+        tiles = c.tiles
+        slot = tiles.ring.producer()
+        work = tiles.first()
+        while work.valid:
+            tiles.request(slot)
+            slot = slot.next()
+            work = tiles.after(work)
 
     @cute.jit
     def epilogue(self, c, warps):
         """Brings accumulators to the output; a thread has a row of the tile, and takes a few columns at a time."""
-        warp, acc, tiles, alpha, out, tmem = c.warp, c.acc, c.tiles, c.alpha, c.out, c.tmem
+        warp, acc, tiles = c.warp, c.acc, c.tiles
+        memory = c.memory.after_grids_before()
+        alpha, out = memory.alpha, memory.out
         tile_n = self.geometry.tile_n
         columns = next(count for count in (32, 16, 8) if tile_n % count == 0)
         lanes = warp * LANES
         x, power = alpha.load()
         aligned = out.aligned()
         sums = acc.consumer()
-        tile = tiles.first()
-        while tiles.has(tile):
-            tile_row, tile_column, matrix = tiles.at(tile)
-            row = tile_row * TILE_M + lanes + cute.arch.lane_idx()
+        work = tiles.first(len(warps))
+        while work.valid:
+            tile_row, tile_column, matrix = tiles.at(work)
+            row = tile_row * CTA_ROWS + lanes + cute.arch.lane_idx()
             target = out.row(matrix, row)
             acc.wait_full(sums)
             tensorcore.after_sync()
+            address = c.accumulator(sums)
             for part in cutlass.range(tile_n // columns, unroll=1):
-                values = tensorcore.load(tmem + (lanes << 16) + sums.index * tile_n + part * columns, columns)
+                values = tensorcore.load(address + (lanes << 16) + part * columns, columns)
                 column = tile_column * tile_n + part * columns
                 out.store(values * x * power, row, column, target + column, aligned)
             tensorcore.before_sync()
             acc.arrive_empty(sums, warps)
             sums = sums.next()
-            tile = tiles.after(tile)
+            work = tiles.after(work)
+
+    @cute.jit
+    def finish(self, c):
+        """Frees tensor memory, and ends no CTA to whose barriers or memory another one of its cluster still comes."""
+        self.synchronise()
+        if c.warp == MMA:
+            tensorcore.free(c.tmem, self.geometry.tmem_allocation, self.geometry.ctas)

@@ -102,9 +102,9 @@ class Result:
 
 
 @functools.cache
-def compiled(tile_n: int, out_dtype: str = "bf16", options: str = "", **config: Any) -> Any:
+def compiled(tile_n: int, out_dtype: str = "bf16", options: str = "", rows: int = 128, **config: Any) -> Any:
     """The kernel's host function, to be called inside `ptxemu.host.installed`."""
-    return compile_kernel(Sm100Gemm((128, tile_n), out_dtype=out_dtype, **config), options)
+    return compile_kernel(Sm100Gemm((rows, tile_n), out_dtype=out_dtype, **config), options)
 
 
 def compile_kernel(kernel: Sm100Gemm, options: str = "") -> Any:

@@ -64,7 +64,7 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
 
 def geometry(config: Config, target: Target) -> Geometry:
     """The sizes of `config`'s tiles and stages on `target`; of use once `unbuildable` has passed."""
-    return Geometry(config.tile[1], config.stages, config.accumulators, target.smem)
+    return Geometry(config.tile, config.stages, config.accumulators, target.smem)
 
 
 def tile_count(problem: Problem, config: Config) -> int:
