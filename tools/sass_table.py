@@ -1,6 +1,7 @@
 """What the compiler makes of the sm_100 kernels: registers, spills, stages, and instructions of the MMA warp a K tile.
 
-The table sets them beside NVIDIA's one-CTA kernels (nvidia-cutlass-operators) through the same compiler:
+The table sets them beside NVIDIA's kernels (nvidia-cutlass-operators) through the same compiler, tiles of 128 rows by
+one CTA and those of 256 by a pair:
 
     python tools/sass_table.py docs/notes/sm100-sass.md
 
@@ -34,7 +35,7 @@ from blockscale.config import Config
 from blockscale.kernels.parts.geometry import Geometry
 from blockscale.problem import Problem, target_named
 
-TILES_N = (64, 128, 192, 256)
+TILES = tuple((rows, columns) for rows in (128, 256) for columns in (64, 128, 192, 256))
 MMA = "UTCOMMA"
 MMAS_A_K_TILE = 4
 
@@ -61,15 +62,15 @@ HEADER = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def ours(n: int) -> Row:
+def ours(tile: tuple[int, int]) -> Row:
     target = target_named("b200")
-    parts = compile_kernel(target, Config(tile=(128, n)), Problem(m=128, n=n, k=256, out_dtype="bf16"))
-    geometry = Geometry(n)
-    return row(f"blockscale 128 x {n}", geometry.slots, geometry.smem_bytes, parts["cubin"])
+    parts = compile_kernel(target, Config(tile=tile), Problem(m=tile[0], n=tile[1], k=256, out_dtype="bf16"))
+    geometry = Geometry(tile)
+    return row(f"blockscale {tile[0]} x {tile[1]}", geometry.slots, geometry.smem_bytes, parts["cubin"])
 
 
-def theirs(n: int) -> Row:
-    kernel = nvidia.PersistentDenseBlockScaledGemmKernel(16, (128, n), (1, 1))
+def theirs(tile: tuple[int, int]) -> Row:
+    kernel = nvidia.PersistentDenseBlockScaledGemmKernel(16, tile, (tile[0] // 128, 1))
     code, scale = (cutlass.Float4E2M1FN, 16), (cutlass.Float8E4M3FN, 32)
     pointers = [
         make_ptr(dtype, 0, cutlass.AddressSpace.gmem, assumed_align=align)
@@ -81,7 +82,8 @@ def theirs(n: int) -> Row:
         options = f"--gpu-arch sm_100a --keep-cubin --dump-dir {directory}"
         function = cute.compile(kernel, *pointers, layouts, size, 148, make_fake_stream(), lambda x: x, options=options)
         cubin = function.__cubin__
-    return row(f"NVIDIA 128 x {n}", kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
+    name = f"NVIDIA {tile[0]} x {tile[1]}"
+    return row(name, kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
 
 
 def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
@@ -136,7 +138,7 @@ def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
 
 
 def main(path: str) -> None:
-    rows = [make(n) for n in TILES_N for make in (ours, theirs)]
+    rows = [make(tile) for tile in TILES for make in (ours, theirs)]
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
     )
@@ -145,7 +147,7 @@ def main(path: str) -> None:
 # The sm_100 kernels in SASS
 
 Written by `tools/sass_table.py` with {versions}
-and nvdisasm {disassembler}: one CTA, NVFP4 to bf16, as compiled for sm_100a. Nothing here was run on a GPU. The last
+and nvdisasm {disassembler}: NVFP4 to bf16, as compiled for sm_100a; 256 rows are a pair of CTAs. Nothing here was run on a GPU. The last
 column counts the instructions of the loop that issues the tensor-core instructions, for 256 elements of k.
 
 {HEADER}

@@ -47,7 +47,7 @@ then given the column, of the same atoms, where their rows begin. Scales of rows
 meet sums that are not stored.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -58,12 +58,14 @@ from cutlass.memory import SmemAllocator
 
 from blockscale.kernels.parts import tensorcore, tma
 from blockscale.kernels.parts.cluster import Cluster
-from blockscale.kernels.parts.epilogue import Alpha, Output
+from blockscale.kernels.parts.arithmetic import Alpha
+from blockscale.kernels.parts.epilogue import Epilogue
 from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K, Geometry
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.schedule import RESPONSE_BYTES, RESPONSE_SLOTS, RequestedTiles, Tiles
-from blockscale.kernels.parts.tensorcore import LANES, TensorCore
+from blockscale.kernels.parts.staging import staging_bytes
+from blockscale.kernels.parts.tensorcore import TensorCore
 from blockscale.kernels.parts.tma import CODE_BYTES, Operand
 
 WARP = 32
@@ -71,7 +73,6 @@ EPILOGUE = range(4)  # whole, and from 0 on: warp w of four may load lanes 32w t
 MMA = 4
 LOAD = 5
 SCHEDULE = 6
-DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,12 @@ class Context:
     k_tiles: Int32
     batches: tuple[Int32, Int32]  # matrices of a and of b: as many as of the output, or one for all
     smem: Any
-    tmem: Int32
+    tmem: Int32 | None  # the address of tensor memory, once there is some
     memory: Memory
+
+    @property
+    def rings(self) -> tuple[Ring, ...]:
+        return self.ab, self.acc, *self.tiles.rings
 
     def turn(self, sums: Slot) -> Int32:
         """Which accumulator a slot of `acc` stands for."""
@@ -115,7 +120,9 @@ class Sm100Gemm:
         l2_a, l2_b, l2_scales: "evict_first", "evict_last" or None: what L2 is told about operands.
         prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any.
         swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
-        out_dtype: "fp16", "bf16" or "fp32".
+        store, read, release, store_slots, l2_out: how results leave, see `Epilogue`.
+        out_dtype: "fp16", "bf16", "fp32", or "nvfp4" with a given global scale.
+        bias: None or something true. activation: None, "relu", "gelu" or "silu".
         smem: bytes of dynamic shared memory that a CTA may have.
     """
 
@@ -136,20 +143,40 @@ class Sm100Gemm:
         l2_scales=None,
         prefetch=0,
         swap=False,
+        store="direct",
+        read=32,
+        release="late",
+        store_slots=2,
+        l2_out=None,
         out_dtype="bf16",
+        bias=None,
+        activation=None,
         smem=SMEM_BYTES,
     ):
-        self.geometry = Geometry(tile, stages, accumulators, smem, cluster=cluster)
+        staging = staging_bytes(store, store_slots, tile[1], read, out_dtype)
+        self.geometry = Geometry(tile, stages, accumulators, smem, staging, cluster)
         self.fallback_cluster = None if fallback_cluster == self.geometry.shape else fallback_cluster
         self.schedule_kind, self.raster, self.group = schedule, raster, group
         self.pdl, self.prefetch, self.swap = pdl, prefetch, swap
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales, l2_scales))
-        self.out_dtype = DTYPES[out_dtype]
+        self.epilogue = Epilogue(
+            tile[1],
+            out_dtype,
+            store=store,
+            read=read,
+            release=release,
+            store_slots=store_slots,
+            l2_out=l2_out,
+            swap=swap,
+            bias=bias,
+            activation=activation,
+            overlap=self.geometry.overlap,
+        )
 
     def __repr__(self):
         """Also in the kernel's name."""
         g = self.geometry
-        return f"Sm100Gemm_{g.tile[0]}x{g.tile_n}_{g.slots}_{g.accumulators}_{self.raster}_{self.out_dtype.__name__}"
+        return f"Sm100Gemm_{g.tile[0]}x{g.tile_n}_{g.slots}_{g.accumulators}_{self.raster}_{self.epilogue.out_dtype}"
 
     @cute.jit
     def __call__(
@@ -162,6 +189,9 @@ class Sm100Gemm:
         unit_a: cute.Pointer,
         unit_b: cute.Pointer,
         alpha: cute.Pointer,
+        bias: cute.Pointer,
+        sf_out: cute.Pointer,
+        unit_out: cute.Pointer,
         factor: Float64,
         m: Int32,
         n: Int32,
@@ -173,13 +203,16 @@ class Sm100Gemm:
         ctas: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches out = unit_a x unit_b x alpha x factor x a @ b^T for every matrix of a batch.
+        """Launches out = act(unit_a x unit_b x alpha x factor x a @ b^T + bias) for every matrix of a batch.
 
         Args:
             a, b: codes, (batch_a, m, k / 2) and (batch_b, n, k / 2) bytes, aligned to 16 bytes.
             sfa, sfb: their scales in the 128x4 layout, each matrix padded to 128 rows; what these rows hold is ignored.
             out: (batch, m, n), rows ld_out elements apart, matrices m * ld_out.
             unit_a, unit_b, alpha: fp32, one each. factor: one more, by value.
+            bias: (n,) fp16, bf16 or fp32, ignored unless the configuration has one.
+            sf_out, unit_out: of NVFP4, whose codes `out` has, rows ld_out bytes apart: scales in the 128x4 layout, each
+                matrix padded to 128 rows, and the global scale, fp32. Columns are padded to a multiple of 64.
             m, n: at least 1. k: of the storage, a multiple of 64, zeros in codes and scales beyond the last element.
             batch: matrices of out; batch_a and batch_b are the same or 1.
             ctas: at most so many are launched, but for a cluster at least; not heeded where tiles are requested.
@@ -187,6 +220,7 @@ class Sm100Gemm:
         g = self.geometry
         width, height = g.shape
         k = cute.assume(k, 64)
+        output = self.epilogue.output(out, m, n, ld_out)
         if cutlass.const_expr(self.swap):
             a, b, sfa, sfb, m, n, batch_a, batch_b = b, a, sfb, sfa, n, m, batch_b, batch_a
         boxes, shared = self.boxes(), self.shared()
@@ -206,10 +240,12 @@ class Sm100Gemm:
             tma.code_map(b, n, k, batch_b, boxes[1], tma.copy_operation(g.pair, shared[1])),
             tma.scale_map(sfa, m, k, batch_a, boxes[2], tma.copy_operation(g.pair, shared[2])),
             tma.scale_map(sfb, n, k, batch_b, boxes[3], tma.copy_operation(g.pair, shared[3])),
-            (unit_a, unit_b, alpha),
-            factor,
+            self.epilogue.map(output, batch),
             out,
             ld_out,
+            (unit_a, unit_b, alpha),
+            factor,
+            (bias, sf_out, unit_out),
             (m, n, k),
             (tiles.m, tiles.n, batch),
             (batch_a, batch_b),
@@ -231,10 +267,12 @@ class Sm100Gemm:
         map_b: cpasync.TmaInfo,
         map_sfa: cpasync.TmaInfo,
         map_sfb: cpasync.TmaInfo,
-        factors: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
-        factor: Float64,
+        map_out: cpasync.TmaInfo | None,
         out: cute.Pointer,
         ld_out: Int64,
+        factors: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
+        factor: Float64,
+        beside: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         size: tuple[Int32, Int32, Int32],
         tiles: tuple[Int32, Int32, Int32],
         batches: tuple[Int32, Int32],
@@ -247,7 +285,6 @@ class Sm100Gemm:
         ab, acc = self.rings(smem, cluster)
         operands = self.operands(smem, (map_a, map_b, map_sfa, map_sfb), cluster)
         tiles = self.tiles(smem, tiles, cluster)
-        self.prepare(warp, smem, (ab, acc, *tiles.rings), operands)
         context = Context(
             warp=warp,
             geometry=g,
@@ -258,27 +295,34 @@ class Sm100Gemm:
             k_tiles=cute.ceil_div(k, TILE_K),
             batches=batches,
             smem=smem,
-            tmem=smem.tmem.ptr.load(),
+            tmem=None,
             memory=Memory(
                 self.pdl,
+                [operand.map.atom for operand in operands],
                 operands=operands,
                 alpha=Alpha(factors, factor),
-                out=Output(out, self.out_dtype, m, n, ld_out),
+                output=self.epilogue.output(out, *((n, m) if self.swap else (m, n)), ld_out),
+                map=map_out,
+                bias=beside[0],
+                scales=beside[1],
+                unit=beside[2],
             ),
         )
+        self.prepare(context)
+        context = replace(context, tmem=smem.tmem.ptr.load())
         if warp == LOAD:
             self.load(context)
         if warp == MMA:
             if cluster.leader:
                 self.mma(context)
         if warp < EPILOGUE.stop:
-            self.epilogue(context, EPILOGUE)
+            self.epilogue.run(context, EPILOGUE)
         if cutlass.const_expr(self.schedule_kind == "clc"):
             if warp == SCHEDULE:
                 if cluster.first:
                     self.schedule(context)
         self.finish(context)
-        for ring in (ab, acc, *tiles.rings):
+        for ring in context.rings:
             ring.check()
 
     def boxes(self):
@@ -311,6 +355,8 @@ class Sm100Gemm:
                 answer_full: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
                 answer_empty: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
                 answers: cute.struct.Align[cute.struct.MemRange[Int128, RESPONSE_SLOTS], RESPONSE_BYTES]
+            if g.staging:
+                out: cute.struct.Align[cute.struct.MemRange[Uint8, g.staging], 1024]
             a: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.a_bytes], 1024]
             b: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.b_bytes], 1024]
             sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfa_bytes // 2], 1024]
@@ -390,18 +436,20 @@ class Sm100Gemm:
         return RequestedTiles(*given, cluster, ring, smem.answers.data_ptr())
 
     @cute.jit
-    def prepare(self, warp, smem, rings, operands):
+    def prepare(self, c):
         """Barriers and tensor memory, before any role starts, in no CTA of the cluster before all have theirs."""
-        g = self.geometry
-        if warp == LOAD:
-            for operand in operands:
-                cpasync.prefetch_descriptor(operand.map.atom)
+        g = c.geometry
+        if c.warp == LOAD:
+            for map in c.memory.descriptors:
+                cpasync.prefetch_descriptor(map)
+            if cutlass.const_expr(not self.pdl):  # otherwise preparing does not wait for the grids before
+                self.ask_ahead(c, c.memory.after_grids_before().operands)
             with cute.arch.elect_one():
-                for ring in rings:
+                for ring in c.rings:
                     ring.initialise()
             cute.arch.mbarrier_init_fence()
-        if warp == MMA:
-            tensorcore.allocate(smem.tmem.ptr, g.tmem_allocation, g.ctas)
+        if c.warp == MMA:
+            tensorcore.allocate(c.smem.tmem.ptr, g.tmem_allocation, g.ctas)
         self.synchronise()
 
     @cute.jit
@@ -415,26 +463,46 @@ class Sm100Gemm:
             cute.arch.cluster_wait()
         tensorcore.after_sync()
 
+    def corners(self, c, work):
+        """Where the boxes of this CTA begin in a, b, scales of a, scales of b, as a function of the k tile."""
+        g, (batch_a, batch_b) = c.geometry, c.batches
+        row, column, matrix = c.tiles.at(work)
+        row_b = column * g.tile_n + c.cluster.x % g.ctas * g.b_rows  # its half, where two CTAs have b between them
+        atom_b = column * g.tile_n // ATOM_ROWS
+        of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
+        return lambda k_tile: (
+            (row * CTA_ROWS, k_tile * CODE_BYTES, of_a),
+            (row_b, k_tile * CODE_BYTES, of_b),
+            (0, k_tile * STEPS, row, of_a),
+            (0, k_tile * STEPS, atom_b, of_b),
+        )
+
+    @cute.jit
+    def ask_ahead(self, c, operands):
+        """Asks L2 for the first k tiles of this CTA's first tile."""
+        if cutlass.const_expr(self.prefetch > 0):
+            corners = self.corners(c, c.tiles.first())
+            for k_tile in cutlass.range(cutlass.min(c.k_tiles, self.prefetch), unroll=1):
+                for operand, corner in zip(operands, corners(k_tile), strict=True):
+                    operand.prefetch(corner)
+
     @cute.jit
     def load(self, c):
         """Fills slots with the boxes of a k tile, for one tile after the other."""
-        g, cluster, ab, tiles, k_tiles, (batch_a, batch_b) = c.geometry, c.cluster, c.ab, c.tiles, c.k_tiles, c.batches
-        memory = c.memory.after_grids_before()
-        a, b, sfa, sfb = memory.operands
-        first_b = cluster.x % g.ctas * g.b_rows  # where this CTA's half of b begins
+        cluster, ab, tiles, k_tiles = c.cluster, c.ab, c.tiles, c.k_tiles
+        operands = c.memory.after_grids_before().operands
+        if cutlass.const_expr(self.pdl):
+            self.ask_ahead(c, operands)
         slot = ab.producer()
         work = tiles.first()
         while work.valid:
-            row, column, matrix = tiles.at(work)
-            of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
+            corners = self.corners(c, work)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab.wait_empty(slot)
                 if cluster.leader:
                     ab.expect_copies(slot)
-                a.fetch((row * CTA_ROWS, k_tile * CODE_BYTES, of_a), slot, ab)
-                b.fetch((column * g.tile_n + first_b, k_tile * CODE_BYTES, of_b), slot, ab)
-                sfa.fetch((0, k_tile * STEPS, row, of_a), slot, ab)
-                sfb.fetch((0, k_tile * STEPS, column * g.tile_n // ATOM_ROWS, of_b), slot, ab)
+                for operand, corner in zip(operands, corners(k_tile), strict=True):
+                    operand.fetch(corner, slot, ab)
                 slot = slot.next()
             work = tiles.after(work)
         c.memory.let_next_grid_start()
@@ -478,35 +546,6 @@ class Sm100Gemm:
         while work.valid:
             tiles.request(slot)
             slot = slot.next()
-            work = tiles.after(work)
-
-    @cute.jit
-    def epilogue(self, c, warps):
-        """Brings accumulators to the output; a thread has a row of the tile, and takes a few columns at a time."""
-        warp, acc, tiles = c.warp, c.acc, c.tiles
-        memory = c.memory.after_grids_before()
-        alpha, out = memory.alpha, memory.out
-        tile_n = self.geometry.tile_n
-        columns = next(count for count in (32, 16, 8) if tile_n % count == 0)
-        lanes = warp * LANES
-        x, power = alpha.load()
-        aligned = out.aligned()
-        sums = acc.consumer()
-        work = tiles.first(len(warps))
-        while work.valid:
-            tile_row, tile_column, matrix = tiles.at(work)
-            row = tile_row * CTA_ROWS + lanes + cute.arch.lane_idx()
-            target = out.row(matrix, row)
-            acc.wait_full(sums)
-            tensorcore.after_sync()
-            address = c.accumulator(sums)
-            for part in cutlass.range(tile_n // columns, unroll=1):
-                values = tensorcore.load(address + (lanes << 16) + part * columns, columns)
-                column = tile_column * tile_n + part * columns
-                out.store(values * x * power, row, column, target + column, aligned)
-            tensorcore.before_sync()
-            acc.arrive_empty(sums, warps)
-            sums = sums.next()
             work = tiles.after(work)
 
     @cute.jit

@@ -14,8 +14,8 @@ class Memory:
     or write what it writes. Barriers, tensor memory and descriptors, which are the kernel's own, need not wait.
     """
 
-    def __init__(self, early: bool, **parts: Any) -> None:
-        self._early, self._parts = early, parts
+    def __init__(self, early: bool, descriptors: list[Any], **parts: Any) -> None:
+        self._early, self.descriptors, self._parts = early, descriptors, parts
 
     def after_grids_before(self) -> SimpleNamespace:
         """Waits until the grids before have ended, where this one may start early; then the memory is there."""
