@@ -9,7 +9,7 @@ from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.geometry import Shape
-from blockscale.kernels.parts.order import place
+from blockscale.kernels.parts.order import tile
 from blockscale.kernels.parts.ring import Ring, Slot
 
 RESPONSE_BYTES = 16  # of a request to launch control
@@ -36,9 +36,8 @@ class Work:
 class Tiles:
     """The tiles of a batch of matrices, cut into blocks of one tile for each CTA of a cluster of `shape`.
 
-    Blocks are numbered in the order of `order.place`, along `raster` ("m" or "n") and in bands of `group` blocks. Block
-    i is that of the CTAs whose x in the whole grid is in i * width to (i + 1) * width - 1; where a launch mixes two
-    shapes of cluster, `shape` is the larger one, and several clusters share a block. Blocks may reach beyond m and n.
+    Which tile a place in the grid stands for, `order.tile` says. Where a launch mixes two shapes of cluster, `shape` is
+    the larger one, and several clusters share a block. Blocks may reach beyond m and n.
 
     The static schedule: with as many CTAs as tiles each computes one; with fewer, a CTA goes on to its next tile, as
     many blocks on as are in flight, without starting anew.
@@ -75,11 +74,7 @@ class Tiles:
 
     def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
         """(row of CTAs, column of tiles, matrix)"""
-        width, height = self.shape
-        inner, outer = (self.m, self.n) if self.raster == "m" else (self.n, self.m)
-        first, second, matrix = place(work.x // width, inner, outer, self.group, cutlass.min)
-        m, n = (first, second) if self.raster == "m" else (second, first)
-        return m * width + work.x % width, n * height + work.y % height, matrix
+        return tile(work.x, work.y, (self.m, self.n), self.shape, self.raster, self.group, cutlass.min)
 
 
 @dataclass(frozen=True)
