@@ -57,8 +57,8 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from blockscale.kernels.parts import tensorcore, tma
-from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.arithmetic import Alpha
+from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.epilogue import Epilogue
 from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K, Geometry
 from blockscale.kernels.parts.grid import Memory
@@ -220,7 +220,7 @@ class Sm100Gemm:
         g = self.geometry
         width, height = g.shape
         k = cute.assume(k, 64)
-        output = self.epilogue.output(out, m, n, ld_out)
+        map_out = self.epilogue.map(self.epilogue.output(out, m, n, ld_out), batch)
         if cutlass.const_expr(self.swap):
             a, b, sfa, sfb, m, n, batch_a, batch_b = b, a, sfb, sfa, n, m, batch_b, batch_a
         boxes, shared = self.boxes(), self.shared()
@@ -240,7 +240,7 @@ class Sm100Gemm:
             tma.code_map(b, n, k, batch_b, boxes[1], tma.copy_operation(g.pair, shared[1])),
             tma.scale_map(sfa, m, k, batch_a, boxes[2], tma.copy_operation(g.pair, shared[2])),
             tma.scale_map(sfb, n, k, batch_b, boxes[3], tma.copy_operation(g.pair, shared[3])),
-            self.epilogue.map(output, batch),
+            map_out,
             out,
             ld_out,
             (unit_a, unit_b, alpha),
@@ -298,7 +298,7 @@ class Sm100Gemm:
             tmem=None,
             memory=Memory(
                 self.pdl,
-                [operand.map.atom for operand in operands],
+                [info.atom for info in (map_a, map_b, map_sfa, map_sfb, map_out) if info is not None],
                 operands=operands,
                 alpha=Alpha(factors, factor),
                 output=self.epilogue.output(out, *((n, m) if self.swap else (m, n)), ld_out),

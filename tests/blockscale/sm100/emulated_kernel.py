@@ -112,10 +112,11 @@ def compile_kernel(kernel: Sm100Gemm, options: str = "") -> Any:
         return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
 
     codes = (pointer(Uint8, 16),) * 4
-    out = pointer(kernel.out_dtype, kernel.out_dtype.width // 8)
+    out = pointer(kernel.epilogue.dtype, kernel.epilogue.dtype.width // 8)
     units = (pointer(Float32, 4),) * 3
+    beside = pointer(Float32, 4), pointer(Uint8, 16), pointer(Float32, 4)  # bias, scales and global scale of NVFP4
     sizes = (Int32(0),) * 3, Int64(0), (Int32(0),) * 4
-    arguments = (*codes, out, *units, Float64(0), *sizes[0], sizes[1], *sizes[2], make_fake_stream())
+    arguments = (*codes, out, *units, *beside, Float64(0), *sizes[0], sizes[1], *sizes[2], make_fake_stream())
     with installed(ptxemu.Device("sm_100a"), []):
         return cute.compile(kernel, *arguments, options=f"--gpu-arch sm_100a --enable-tvm-ffi {options}")
 
@@ -134,7 +135,7 @@ def run(function: Any, a: Operand, b: Operand, call: Call = Call(), out_dtype: s
     device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks="strict")  # a finding is an error
     with installed(device, memory) as emulator:
         emulator.call(
-            function, at[0], at[2], at[1], at[3], at[4] + start, at[5], at[5] + 4, at[5] + 8, call.factor,
+            function, at[0], at[2], at[1], at[3], at[4] + start, at[5], at[5] + 4, at[5] + 8, at[5], at[5], at[5], call.factor,
             a.rows, b.rows, a.codes.shape[2], ld, batch, len(a.codes), len(b.codes), call.ctas, 0,
         )  # fmt: skip
     rows = out[start : start + used].view(dtype).reshape(batch, a.rows, ld)

@@ -12,6 +12,7 @@ from blockscale.kernels.parts.ring import GROUPS
 UNIT = 16  # bytes: matrix descriptors count in these
 STEP_UNITS = STEP_K // 2 // UNIT  # from one step of k to the next in a row of codes
 ATOM_UNITS = ATOM_BYTES // UNIT
+LOAD_COLUMNS = 32  # of a load: several are under way before the wait
 LANES = 32  # of tensor memory that a warp may load: as many as it has threads
 
 E2M1 = 1
@@ -122,21 +123,20 @@ class TensorCore:
                 )
 
 
-def load(address: Int32, columns: int) -> cute.TensorSSA:
-    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The load is over on return.
+def load(address: Int32, columns: int) -> list[Float32]:
+    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The loads are over on return.
 
-    Load and wait are one statement: between two, the compiler would put moves of registers that are still to come.
+    Loads and wait are one statement: between two, the compiler would put moves of registers that are still to come.
     """
-    registers = ", ".join(f"{{$w{i}}}" for i in range(columns))
-    values = cute.arch.inline_ptx(
-        f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{{registers}}}, [{{$r0}}];\ntcgen05.wait::ld.sync.aligned;",
-        write_only_types=[Float32] * columns,
-        read_only_args=[address],
+    text, first = "", 0
+    while first < columns:
+        count = min(1 << (columns - first).bit_length() - 1, LOAD_COLUMNS)
+        registers = ", ".join(f"{{$w{first + i}}}" for i in range(count))
+        text += f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{registers}}}, [{{$r0}} + {first}];\n"
+        first += count
+    return cute.arch.inline_ptx(
+        text + "tcgen05.wait::ld.sync.aligned;", write_only_types=[Float32] * columns, read_only_args=[address]
     )
-    rAcc = cute.make_rmem_tensor(columns, Float32)
-    for i, value in enumerate(values):
-        rAcc[i] = value
-    return rAcc.load()
 
 
 def before_sync() -> None:

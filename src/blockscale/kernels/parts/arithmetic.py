@@ -1,0 +1,98 @@
+"""What becomes of sums on their way out: act(alpha x sum + bias), fp32."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Boolean, Float32, Float64, Int32, Int64, cute
+
+INFINITE = 0x7F800000  # as fp32
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Alpha:
+    """What sums are multiplied by: fp32 numbers in global memory and an fp64 one by value."""
+
+    pointers: tuple[cute.Pointer, ...]
+    value: Float64
+
+    def load(self) -> tuple[Float32, Float32]:
+        """(x, power): the product is x * power, and power is a power of two near its square root.
+
+        Global scales may be as small as 2^-126: their product, or a sum times one of them, can leave the range of
+        fp32 where the result does not. sum * x * power stays within it, and rounds once more than sum * product
+        only if that product is no fp32. A product beyond 2^255 makes every sum but zero infinite: x is then the largest
+        fp32, since an infinite one would make NaN of a sum of zero.
+        """
+        product = self.value
+        for pointer in self.pointers:
+            product = product * Float64(pointer.load())
+        exponent = Int32(product.bitcast(Int64) >> 52 & 0x7FF) - 1023
+        half = cutlass.max(cutlass.min(exponent >> 1, Int32(127)), Int32(-126))
+        inverse = (Int64(1023 - half) << 52).bitcast(Float64)
+        x = Float32(product * inverse).bitcast(Int32)
+        beyond = (exponent < 1024) & ((x & 0x7FFFFFFF) == INFINITE)
+        x = x - Int32(beyond)  # the largest fp32 of its sign
+        return x.bitcast(Float32), (half + 127 << 23).bitcast(Float32)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """(count,) fp32, fp16 or bf16 in global memory, one number a column of the output."""
+
+    pointer: cute.Pointer
+    count: Int32
+
+    @cute.jit
+    def columns(self, first, number):
+        """Those of `number` columns, a multiple of 8, from `first` on, as fp32; 0 beyond the last."""
+        dtype = self.pointer.dtype
+        rBias = cute.make_rmem_tensor(number, Float32)
+        start = self.pointer + first
+        aligned = start.toint() % VECTOR_BYTES == 0
+        if aligned & (first + number <= self.count):
+            vectors = cute.make_ptr(dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+            rBias.store(cute.make_tensor(vectors, cute.make_layout(number)).load().to(Float32))
+        else:
+            for i in cutlass.range_constexpr(number):
+                rBias[i] = Float32(0.0)
+                if first + i < self.count:
+                    rBias[i] = Float32((start + i).load())
+        return [rBias[i] for i in range(number)]
+
+    @cute.jit
+    def column(self, at):
+        """That of one column; 0 beyond the last."""
+        value = Float32(0.0)
+        if at < self.count:
+            value = Float32((self.pointer + at).load())
+        return value
+
+
+def finish(
+    sums: list[Float32],
+    alpha: tuple[Float32, Float32],
+    bias: list[Float32] | None,
+    activation: Callable[[Float32], Float32],
+) -> list[Float32]:
+    """act(alpha x sum + bias), two at a time as far as instructions allow; the last product is rounded with the sum."""
+    results: list[Float32] = []
+    for i in range(0, len(sums), 2):
+        pair = _scaled(sums[i : i + 2], alpha, None if bias is None else bias[i : i + 2])
+        results += map(activation, pair)
+    return results
+
+
+def _scaled(pair: list[Float32], alpha: tuple[Float32, Float32], bias: list[Float32] | None) -> list[Float32]:
+    """(sum x x) x power + bias of two columns; PTX: the .f32x2 of mul and fma, which sm_100 brought."""
+    last = "mul.rn.f32x2 y, y, power;" if bias is None else "fma.rn.f32x2 y, y, power, bias;"
+    return cute.arch.inline_ptx(
+        "{\n.reg .b64 y, x, power, bias;\n"
+        "mov.b64 y, {{$r0}, {$r1}};\nmov.b64 x, {{$r2}, {$r2}};\nmov.b64 power, {{$r3}, {$r3}};\n"
+        + ("" if bias is None else "mov.b64 bias, {{$r4}, {$r5}};\n")
+        + f"mul.rn.f32x2 y, y, x;\n{last}\n"
+        "mov.b64 {{$w0}, {$w1}}, y;\n}",
+        write_only_types=[Float32] * 2,
+        read_only_args=[value.bitcast(Int32) for value in (*pair, *alpha, *(bias or ()))],
+    )
