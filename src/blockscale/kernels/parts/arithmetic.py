@@ -47,19 +47,19 @@ class Bias:
     @cute.jit
     def columns(self, first, number):
         """Those of `number` columns, a multiple of 8, from `first` on, as fp32; 0 beyond the last."""
-        dtype = self.pointer.dtype
-        rBias = cute.make_rmem_tensor(number, Float32)
-        start = self.pointer + first
-        aligned = start.toint() % VECTOR_BYTES == 0
+        values = [Float32(0.0)] * number
+        aligned = (self.pointer + first).toint() % VECTOR_BYTES == 0
         if aligned & (first + number <= self.count):
-            vectors = cute.make_ptr(dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
-            rBias.store(cute.make_tensor(vectors, cute.make_layout(number)).load().to(Float32))
+            values = self._vectors(first, number)
         else:
-            for i in cutlass.range_constexpr(number):
-                rBias[i] = Float32(0.0)
-                if first + i < self.count:
-                    rBias[i] = Float32((start + i).load())
-        return [rBias[i] for i in range(number)]
+            values = [self.column(first + i) for i in range(number)]
+        return values
+
+    def _vectors(self, first: Int32, number: int) -> list[Float32]:
+        start = (self.pointer + first).toint()
+        vectors = cute.make_ptr(self.pointer.dtype, start, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+        loaded = cute.make_tensor(vectors, cute.make_layout(number)).load()
+        return [Float32(loaded[i]) for i in range(number)]
 
     @cute.jit
     def column(self, at):

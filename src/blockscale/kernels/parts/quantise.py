@@ -15,10 +15,14 @@ def divide(a: Float32, b: Float32) -> Float32:
     return _asm("div.rn.f32 {$w0}, {$r0}, {$r1};", Float32, a, b)
 
 
+def sixth(a: Float32) -> Float32:
+    return _asm("div.rn.f32 {$w0}, {$r0}, 0f40C00000;", Float32, a)
+
+
 def finite(x: Float32) -> Float32:
     """0 for NaN, and for an infinity the largest number, which saturates like everything beyond 2688 x unit."""
     bounded = cute.arch.fmin(cute.arch.fmax(x, -LARGEST), LARGEST)
-    return cutlass.select_(x == x, bounded, Float32(0.0))
+    return Float32(cutlass.select_(x == x, bounded, Float32(0.0)))
 
 
 def encode(values: list[Float32], unit: Float32) -> tuple[list[Int32], Int32]:
@@ -31,7 +35,7 @@ def encode(values: list[Float32], unit: Float32) -> tuple[list[Int32], Int32]:
     scales = Int32(0)
     for i in range(0, len(values), 2 * BLOCK):
         pair = values[i : i + BLOCK], values[i + BLOCK : i + 2 * BLOCK]
-        both, *decoded = _scales(*(divide(divide(largest(block), Float32(6.0)), unit) for block in pair))
+        both, *decoded = _scales(*(divide(sixth(largest(block)), unit) for block in pair))
         scales = scales | both << 16 * (i // (2 * BLOCK))
         for block, s in zip(pair, decoded, strict=True):
             words += _codes(block, s, unit)
@@ -40,9 +44,9 @@ def encode(values: list[Float32], unit: Float32) -> tuple[list[Int32], Int32]:
 
 def largest(block: list[Float32]) -> Float32:
     """The largest magnitude of 16: three at a time."""
-    amax = _largest(Float32(0.0), block[0], block[1])
-    for i in range(2, BLOCK, 2):
-        amax = _largest(amax, block[i], block[i + 1])
+    amax = _largest(*block[:3])
+    for i in range(3, BLOCK, 2):
+        amax = _largest(amax, block[i], block[min(i + 1, BLOCK - 1)])
     return amax
 
 
@@ -85,7 +89,7 @@ def _codes(block: list[Float32], scale: Float32, unit: Float32) -> list[Int32]:
             Int32,
             *quotients,
         )
-        words.append(cutlass.select_(nothing, Int32(0), word))
+        words.append(Int32(cutlass.select_(nothing, Int32(0), word)))
     return words
 
 

@@ -251,9 +251,9 @@ class Quantised:
     def pack(self, values: list[Float32], column: Int32) -> Words:
         """The words of codes, and one of scales."""
         left = self.n - self.column - column
-        inside = [cutlass.select_(i < left, quantise.finite(value), Float32(0.0)) for i, value in enumerate(values)]
+        inside = [Float32(cutlass.select_(i < left, quantise.finite(x), Float32(0.0))) for i, x in enumerate(values)]
         words, scales = quantise.encode(inside, self.unit)
-        return [*words, cutlass.select_(self.valid, scales, Int32(0))]
+        return [*words, Int32(cutlass.select_(self.valid, scales, Int32(0)))]
 
     @cute.jit
     def store(self, words, column, slot):
