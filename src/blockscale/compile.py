@@ -18,6 +18,7 @@ from typing import Any
 from blockscale import families, store
 from blockscale.config import Config
 from blockscale.entry import Entry
+from blockscale.kernels.waits import before_the_wait
 from blockscale.problem import Problem, Target
 from blockscale.store import COMPILER, FUNCTION
 
@@ -39,13 +40,20 @@ def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str
     `check_compiler` has passed too.
 
     Raises:
-        CompileError: the compiler refuses.
+        CompileError: the compiler refuses, or a dependent launch would not wait for what it reads.
     """
     family = families.of(target)
     kernel = family.kernel(problem, target, config)
     _check_entry(kernel, family.ENTRY)
     arguments = traced_arguments(family.ENTRY, problem)
-    return compile_function(kernel, arguments, target.arch, f"{config}, {problem.out_dtype}")
+    what = f"{config}, {problem.out_dtype}"
+    parts = compile_function(kernel, arguments, target.arch, what)
+    if config.pdl and (early := before_the_wait(parts["ptx"].decode())):
+        raise CompileError(
+            f"{what} for {target.arch}: it may start before the kernel ahead of it has ended, and yet "
+            f"{early[0]!r} touches global memory before griddepcontrol.wait"
+        )
+    return parts
 
 
 def check_compiler() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,40 +12,83 @@ class Config:
     """Everything about a kernel that may be chosen. A GPU family has some of the fields; the others stay as they are.
 
     Attributes:
-        tile: (rows, columns) of the result that a CTA computes at a time.
-        stages: slots of the ring of operand tiles in shared memory; None means as many as fit shared and tensor memory.
+        tile: (rows, columns) of the result that are computed at a time: by a CTA, or 256 rows by a pair of CTAs.
+        stages: slots of the ring of operand tiles in shared memory; None means as many as fit.
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
+        cluster: CTAs of a cluster along m and n, which fetch operands for one another; None for the fewest.
+        fallback_cluster: a smaller shape that a launch may use where `cluster` does not fit; None for none.
+        schedule: "static" (each CTA takes every so-manieth tile) or "clc" (it asks the hardware for its next one).
         raster: the dimension along which consecutive tiles lie, "m" or "n".
+        group: width of the bands, in tiles across `raster`, that tiles are walked in; 1 for line after line.
+        swap: the kernel multiplies b by a^T and stores the result transposed: its rows are the columns of the result.
+        pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).
+        prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any.
+        l2_a, l2_b, l2_scales, l2_out: what L2 is told about operands and result: None, "evict_first" or "evict_last".
+        store: how results leave: "direct" from registers; "tma" by way of shared memory, swizzled; "tma_rows" likewise,
+            row after row, as a first version would.
+        read: columns of tensor memory that a thread reads before it waits for them.
+        release: when an accumulator is free: "late", once it is stored, or "early", once it is read.
+        store_slots: buffers of a warp for what leaves by way of shared memory.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
 
     Raises:
-        TypeError: a field of another type. Whether a kernel can be built is for `supports` to say.
+        TypeError: a field of another type. Whether a kernel can be built is for `families.supports` to say.
     """
 
     tile: tuple[int, int] = (128, 128)
     stages: int | None = None
     accumulators: int = 1
+    cluster: tuple[int, int] | None = None
+    fallback_cluster: tuple[int, int] | None = None
+    schedule: str = "static"
     raster: str = "m"
+    group: int = 1
+    swap: bool = False
+    pdl: bool = False
+    prefetch: int = 0
+    l2_a: str | None = None
+    l2_b: str | None = None
+    l2_scales: str | None = None
+    l2_out: str | None = None
+    store: str = "direct"
+    read: int = 32
+    release: str = "late"
+    store_slots: int = 2
     ctas: int | None = None
     persist_mb: int = 0
 
     def __post_init__(self) -> None:
-        def is_integer(x: Any) -> bool:
-            return isinstance(x, int) and not isinstance(x, bool)
-
-        for name in ("stages", "accumulators", "ctas", "persist_mb"):
-            value = getattr(self, name)
-            if not (is_integer(value) or (value is None and name in ("stages", "ctas"))):
-                raise TypeError(f"{name}: {value!r}, expected an integer")
-        if not (isinstance(self.tile, tuple) and len(self.tile) == 2 and all(map(is_integer, self.tile))):
-            raise TypeError(f"tile: {self.tile!r}, expected a tuple of two integers")
-        if not isinstance(self.raster, str):
-            raise TypeError(f"raster: {self.raster!r}, expected a string")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind = str(field.type).removesuffix(" | None")
+            if not (_IS[kind](value) or (value is None and kind != field.type)):
+                raise TypeError(f"{field.name}: {value!r}, expected {_CALLED[kind]}")
 
     def __str__(self) -> str:
         given = (f for f in fields(self) if f.name != "tile" and getattr(self, f.name) != f.default)
-        return ", ".join([f"tile {self.tile[0]}x{self.tile[1]}", *(f"{f.name} {getattr(self, f.name)}" for f in given)])
+        return ", ".join([f"tile {_text(self.tile)}", *(f"{f.name} {_text(getattr(self, f.name))}" for f in given)])
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_integer, value))
+
+
+_IS: dict[str, Callable[[Any], bool]] = {
+    "int": _is_integer,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[int, int]": _is_pair,
+}
+_CALLED = {"int": "an integer", "str": "a string", "bool": "a bool", "tuple[int, int]": "a tuple of two integers"}
+
+
+def _text(value: Any) -> str:
+    return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class Target:
         name: a GPU of this kind, as `--gpu` and `gpu=` take it.
         sms: multiprocessors.
         smem: bytes of dynamic shared memory that a CTA may have.
+        l2: bytes of L2 cache.
     """
 
     arch: str
@@ -34,9 +35,10 @@ class Target:
     name: str
     sms: int
     smem: int
+    l2: int = 0
 
 
-TARGETS = (Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448),)
+TARGETS = (Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),)
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
 WITHOUT_KERNELS = {

@@ -41,11 +41,8 @@ class Family(Protocol):
     def unsupported(self, problem: Problem, target: Target) -> Reason | None:
         """Why no configuration does `problem`, or None."""
 
-    def unbuildable(self, config: Config, target: Target) -> Reason | None:
-        """Why there can be no such kernel, for any problem, or None."""
-
     def unfit(self, problem: Problem, target: Target, config: Config) -> Reason | None:
-        """Why a kernel that can be built does not serve `problem`, or None."""
+        """Why there is no such kernel, or why it does not do `problem`; None where it does."""
 
     def choose(self, problem: Problem, target: Target) -> Choice | Reason:
         """The configuration to take, or why there is none."""
@@ -82,12 +79,7 @@ def of(target: Target) -> Family:
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
     """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
     family = of(target)
-    return (
-        unsupported(problem, target)
-        or _foreign(config, target)
-        or family.unbuildable(config, target)
-        or family.unfit(problem, target, config)
-    )
+    return unsupported(problem, target) or _foreign(config, target) or family.unfit(problem, target, config)
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:

@@ -13,7 +13,7 @@ import sys
 from blockscale import store
 from blockscale.config import Config
 from blockscale.families.sm100 import ENTRY
-from blockscale.problem import OUT_DTYPES, Problem, Target
+from blockscale.problem import OUT_BYTES, Problem, Target
 
 HOPPER = Target("sm_90a", "sm100", (9, 0), "naive on h200", sms=132, smem=232_448)
 CONFIG = Config()
@@ -33,8 +33,8 @@ def fill(directory):
 
     from blockscale import compile as compiler
 
-    for out_dtype in OUT_DTYPES:
-        kernel = NaiveGemm(CONFIG.tile, out_dtype=out_dtype)
+    for out_dtype in OUT_BYTES:
+        kernel = NaiveGemm(out_dtype)
         parts = compiler.compile_function(
             kernel,
             compiler.traced_arguments(ENTRY, Problem(1, 1, 1, out_dtype=out_dtype)),

@@ -2,73 +2,181 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 from blockscale.config import Config, Reason
-from blockscale.kernels.parts.geometry import TILE_M, TMEM_COLUMNS, WIDTHS, Geometry
+from blockscale.kernels.parts.geometry import CTA_ROWS, MOST_CLUSTER, ROWS, SIDES, TMEM_COLUMNS, Geometry, widths
+from blockscale.kernels.parts.staging import RELEASES, STORES, staging_bytes
 from blockscale.problem import NVFP4, Problem, Target
 
-CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "accumulators", "raster")
 CALL_FIELDS: tuple[str, ...] = ("ctas", "persist_mb")
+CODE_FIELDS: tuple[str, ...] = (
+    "tile",
+    "stages",
+    "accumulators",
+    "cluster",
+    "fallback_cluster",
+    "schedule",
+    "raster",
+    "group",
+    "swap",
+    "pdl",
+    "prefetch",
+    "l2_a",
+    "l2_b",
+    "l2_scales",
+    "l2_out",
+    "store",
+    "read",
+    "release",
+    "store_slots",
+)
 
-RASTERS = ("m", "n")
+HINTS = (None, "evict_first", "evict_last")
+ALLOWED: dict[str, Sequence[Any]] = {
+    "accumulators": (1, 2),
+    "schedule": ("static", "clc"),
+    "raster": ("m", "n"),
+    "l2_a": HINTS,
+    "l2_b": HINTS,
+    "l2_scales": HINTS,
+    "l2_out": HINTS,
+    "store": STORES,
+    "release": RELEASES,
+    "store_slots": (1, 2),
+}
 # Tile indices are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
 MOST_CTAS = 2**16 - 1
 MOST_TILES = 2**31 - 2**16
+RANGES = {
+    "group": range(1, 2**10 + 1),
+    "prefetch": range(17),
+    "read": range(8, 129, 8),
+    "ctas": range(1, MOST_CTAS + 1),
+    "persist_mb": range(2**31),
+}
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
     """Why no configuration does `problem`, or None."""
-    if problem.a != "nvfp4":
+    if problem.a != NVFP4:
         return Reason("a", f"{problem.a}: the {target.backend} kernels multiply NVFP4 by NVFP4 alone; quantise a")
-    if problem.bias:
-        return Reason("bias", f"given: the {target.backend} kernels of this version add none")
-    if problem.activation is not None:
-        return Reason("activation", f"{problem.activation!r}: the {target.backend} kernels of this version apply none")
-    if problem.out_dtype == NVFP4:
-        return Reason("out", f"NVFP4: the {target.backend} kernels of this version write none")
-    return None
-
-
-def unbuildable(config: Config, target: Target) -> Reason | None:
-    """Why there can be no such kernel, for any problem, or None."""
-    rows, columns = config.tile
-    if rows != TILE_M:
-        return Reason("config.tile", f"{rows} rows, expected {TILE_M}")
-    if columns not in WIDTHS:
-        expected = f"a multiple of {WIDTHS.step} from {WIDTHS[0]} to {WIDTHS[-1]}"
-        return Reason("config.tile", f"{columns} columns, expected {expected}")
-    if config.accumulators not in (1, 2):
-        return Reason("config.accumulators", f"{config.accumulators}, expected 1 or 2")
-    if config.raster not in RASTERS:
-        return Reason("config.raster", f"{config.raster!r}, expected one of {', '.join(map(repr, RASTERS))}")
-    if config.ctas is not None and not 1 <= config.ctas <= MOST_CTAS:
-        return Reason("config.ctas", f"{config.ctas}, expected None or 1 to {MOST_CTAS}")
-    if config.persist_mb < 0:
-        return Reason("config.persist_mb", f"{config.persist_mb}, expected at least 0")
-    most = geometry(config, target).most_stages
-    tiles = f"{config.accumulators} x {rows}x{columns}"
-    if most < 1:
-        memory = f"{target.smem:,} bytes of shared memory and {TMEM_COLUMNS} columns of tensor memory"
-        return Reason("config.tile", f"{tiles} of sums and one stage of operands do not fit {memory} of {target.arch}")
-    if config.stages is not None and not 1 <= config.stages <= most:
-        return Reason("config.stages", f"{config.stages}, expected None or 1 to {most} beside {tiles} of sums")
     return None
 
 
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
-    """Why a kernel that can be built does not serve `problem`, or None."""
-    if not geometry(config, target).can_tile(problem.n):
-        return Reason("config.tile", f"{config.tile[1]} columns, no multiple of 32, have to cover all n = {problem.n}")
+    """Why there is no such kernel, or why it does not do `problem`; None where it does."""
+    return next(_reasons(problem, target, config), None)
+
+
+def _reasons(problem: Problem, target: Target, config: Config) -> Iterator[Reason]:
+    """Each presumes that those before it do not hold."""
+    yield from _values(config)
+    yield from _cluster(config)
+    yield from _epilogue(problem, config)
+    yield from _memory(problem, target, config)
+    yield from _tiles(problem, config)
+
+
+def _values(config: Config) -> Iterator[Reason]:
+    rows, columns = config.tile
+    if rows not in ROWS:
+        yield Reason("config.tile", f"{rows} rows, expected {ROWS[0]} or {ROWS[1]}")
+    elif columns not in widths(rows):
+        allowed = widths(rows)
+        expected = f"a multiple of {allowed.step} from {allowed[0]} to {allowed[-1]}"
+        yield Reason("config.tile", f"{columns} columns, expected {expected} beside {rows} rows")
+    for name, allowed_values in ALLOWED.items():
+        value = getattr(config, name)
+        if value not in allowed_values:
+            yield Reason(f"config.{name}", f"{value!r}, expected {' or '.join(map(repr, allowed_values))}")
+    for name, numbers in RANGES.items():
+        value = getattr(config, name)
+        if value is not None and value not in numbers:
+            step = f"a multiple of {numbers.step} from " if numbers.step > 1 else ""
+            none = "None or " if name == "ctas" else ""
+            yield Reason(f"config.{name}", f"{value}, expected {none}{step}{numbers[0]} to {numbers[-1]}")
+    if config.schedule == "clc" and config.ctas is not None:
+        yield Reason("config.ctas", f"{config.ctas}, expected None: with schedule 'clc' there are as many as tiles")
+
+
+def _cluster(config: Config) -> Iterator[Reason]:
+    pair = config.tile[0] > CTA_ROWS
+    for name in ("cluster", "fallback_cluster"):
+        shape = getattr(config, name)
+        if shape is None:
+            continue
+        if any(side not in SIDES for side in shape) or shape[0] * shape[1] > MOST_CLUSTER:
+            sides = ", ".join(map(str, SIDES))
+            yield Reason(f"config.{name}", f"{shape}, expected sides of {sides}, and {MOST_CLUSTER} CTAs at most")
+        elif pair and shape[0] % 2:
+            yield Reason(
+                f"config.{name}", f"{shape}, expected an even first side: 256 rows are those of a pair of CTAs"
+            )
+    whole, part = config.cluster, config.fallback_cluster
+    if part is not None and (whole is None or whole[0] % part[0] or whole[1] % part[1]):
+        yield Reason("config.fallback_cluster", f"{part}, expected sides that divide those of cluster, {whole}")
+    if whole is not None and not Geometry(config.tile, cluster=whole).divides:
+        yield Reason(
+            "config.cluster",
+            f"{whole}: {config.tile[1]} columns cannot be cut into as many pieces of whole 8 rows of b",
+        )
+
+
+def _epilogue(problem: Problem, config: Config) -> Iterator[Reason]:
+    if config.store != "direct":
+        if config.swap:
+            yield Reason("config.swap", f"True, expected False beside store {config.store!r}")
+        if problem.out_dtype == NVFP4:
+            yield Reason("config.store", f"{config.store!r}, expected 'direct' for NVFP4 results")
+    if problem.out_dtype == NVFP4:
+        if config.swap:
+            yield Reason("config.swap", "True, expected False for NVFP4 results: blocks run along the columns")
+        if config.tile[1] % 32:
+            yield Reason("config.tile", f"{config.tile[1]} columns, expected a multiple of 32 for NVFP4 results")
+
+
+def _memory(problem: Problem, target: Target, config: Config) -> Iterator[Reason]:
+    most = geometry(config, target, problem.out_dtype).most_stages
+    tiles = f"{config.accumulators} x {config.tile[0]}x{config.tile[1]}"
+    if most < 1:
+        memory = f"{target.smem:,} bytes of shared memory and {TMEM_COLUMNS} columns of tensor memory"
+        yield Reason("config.tile", f"{tiles} of sums and one stage of operands do not fit {memory} of {target.arch}")
+    elif config.stages is not None and not 1 <= config.stages <= most:
+        yield Reason("config.stages", f"{config.stages}, expected None or 1 to {most} beside {tiles} of sums")
+
+
+def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
+    name, columns = ("m", problem.m) if config.swap else ("n", problem.n)
+    width = config.tile[1]
+    if width % 32 and (columns > width or (config.cluster or (1, 1))[1] > 1):
+        yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
     if tile_count(problem, config) > MOST_TILES:
-        tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{config.tile[1]}, at most {MOST_TILES}"
-        return Reason("config.tile", tiles)
-    return None
+        tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {MOST_TILES}"
+        yield Reason("config.tile", tiles)
 
 
-def geometry(config: Config, target: Target) -> Geometry:
-    """The sizes of `config`'s tiles and stages on `target`; of use once `unbuildable` has passed."""
-    return Geometry(config.tile, config.stages, config.accumulators, target.smem)
+def geometry(config: Config, target: Target, out_dtype: str = "bf16") -> Geometry:
+    """The sizes of `config`'s tiles and stages on `target`; of use once `_values` and `_cluster` have passed."""
+    staging = staging_bytes(config.store, config.store_slots, config.tile[1], config.read, out_dtype)
+    return Geometry(config.tile, config.stages, config.accumulators, target.smem, staging, config.cluster)
+
+
+def cluster_shape(config: Config) -> tuple[int, int]:
+    """CTAs of a cluster along m and n."""
+    return config.cluster or (config.tile[0] // CTA_ROWS, 1)
+
+
+def cluster_count(problem: Problem, config: Config) -> tuple[int, int]:
+    """How many clusters a matrix of the result is cut into, along the kernel's m and n."""
+    width, height = cluster_shape(config)
+    m, n = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
+    return -(-m // (CTA_ROWS * width)), -(-n // (config.tile[1] * height))
 
 
 def tile_count(problem: Problem, config: Config) -> int:
-    """Tiles of the result, of all matrices of the batch."""
-    return problem.batch * -(-problem.m // config.tile[0]) * -(-problem.n // config.tile[1])
+    """Tiles of CTAs, 128 rows each, of all matrices of the batch; those that lie outside of a matrix count too."""
+    width, height = cluster_shape(config)
+    along_m, along_n = cluster_count(problem, config)
+    return problem.batch * along_m * width * along_n * height

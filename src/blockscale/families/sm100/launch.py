@@ -26,6 +26,9 @@ ENTRY = Entry(
         "unit_a": Pointer("fp32"),
         "unit_b": Pointer("fp32"),
         "alpha": Pointer("fp32"),
+        "bias": Pointer("problem.bias"),
+        "sf_out": Pointer("uint8", 16),
+        "unit_out": Pointer("fp32"),
     },
     values={
         "factor": "fp64",
@@ -47,7 +50,8 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
 
     build: Any = sm100.Sm100Gemm  # of modules without types
     code = {name: getattr(config, name) for name in CODE_FIELDS}
-    return build(**code, out_dtype=problem.out_dtype, smem=target.smem)
+    epilogue = {"out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
+    return build(**code, **epilogue, smem=target.smem)
 
 
 def tensors(
@@ -61,9 +65,10 @@ def tensors(
     """What stands behind each pointer."""
     assert isinstance(a, NVFP4Tensor)  # or `unsupported` has refused it
     inputs = a.codes, b.codes, a.scales, b.scales
-    factors = a.global_scale, b.global_scale, alpha
-    assert isinstance(out, Tensor)
-    return [*inputs, out, *factors]
+    factors = a.global_scale, b.global_scale, alpha, bias
+    if isinstance(out, NVFP4Tensor):
+        return [*inputs, out.codes, *factors, out.scales, out.global_scale]
+    return [*inputs, out, *factors, unused, unused]
 
 
 def sizes(problem: Problem, ld_out: int) -> dict[str, int]:
