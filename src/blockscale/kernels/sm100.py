@@ -52,21 +52,20 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float64, Int16, Int32, Int64, Int128, Uint8, cute
+from cutlass import Float64, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
-from cutlass.memory import SmemAllocator
 
-from blockscale.kernels.parts import tensorcore, tma
+from blockscale.kernels.parts import storage, tensorcore, tma
 from blockscale.kernels.parts.arithmetic import Alpha
 from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.epilogue import Epilogue
 from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K, Geometry
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.ring import Ring, Slot
-from blockscale.kernels.parts.schedule import RESPONSE_BYTES, RESPONSE_SLOTS, RequestedTiles, Tiles
+from blockscale.kernels.parts.schedule import Tiles
 from blockscale.kernels.parts.staging import staging_bytes
 from blockscale.kernels.parts.tensorcore import TensorCore
-from blockscale.kernels.parts.tma import CODE_BYTES, Operand
+from blockscale.kernels.parts.tma import CODE_BYTES
 
 WARP = 32
 EPILOGUE = range(4)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
@@ -156,9 +155,9 @@ class Sm100Gemm:
         staging = staging_bytes(store, store_slots, tile[1], read, out_dtype)
         self.geometry = Geometry(tile, stages, accumulators, smem, staging, cluster)
         self.fallback_cluster = None if fallback_cluster == self.geometry.shape else fallback_cluster
-        self.schedule_kind, self.raster, self.group = schedule, raster, group
+        self.requests, self.raster, self.group = schedule == "clc", raster, group
         self.pdl, self.prefetch, self.swap = pdl, prefetch, swap
-        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales, l2_scales))
+        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
         self.epilogue = Epilogue(
             tile[1],
             out_dtype,
@@ -223,23 +222,12 @@ class Sm100Gemm:
         map_out = self.epilogue.map(self.epilogue.output(out, m, n, ld_out), batch)
         if cutlass.const_expr(self.swap):
             a, b, sfa, sfb, m, n, batch_a, batch_b = b, a, sfb, sfa, n, m, batch_b, batch_a
-        boxes, shared = self.boxes(), self.shared()
-        tiles = Tiles(
-            cute.ceil_div(m, CTA_ROWS * width),
-            cute.ceil_div(n, g.tile_n * height),
-            batch,
-            self.raster,
-            self.group,
-            g.shape,
-        )
-        blocks = tiles.count
-        if cutlass.const_expr(self.schedule_kind == "static"):
+        blocks_m, blocks_n = cute.ceil_div(m, CTA_ROWS * width), cute.ceil_div(n, g.tile_n * height)
+        blocks = blocks_m * blocks_n * batch
+        if cutlass.const_expr(not self.requests):
             blocks = cutlass.min(blocks, cutlass.max(ctas // (width * height), 1))
         self.kernel(
-            tma.code_map(a, m, k, batch_a, boxes[0], tma.copy_operation(g.pair, shared[0])),
-            tma.code_map(b, n, k, batch_b, boxes[1], tma.copy_operation(g.pair, shared[1])),
-            tma.scale_map(sfa, m, k, batch_a, boxes[2], tma.copy_operation(g.pair, shared[2])),
-            tma.scale_map(sfb, n, k, batch_b, boxes[3], tma.copy_operation(g.pair, shared[3])),
+            tma.maps(g, (a, b), (sfa, sfb), (m, n), k, (batch_a, batch_b)),
             map_out,
             out,
             ld_out,
@@ -247,11 +235,11 @@ class Sm100Gemm:
             factor,
             (bias, sf_out, unit_out),
             (m, n, k),
-            (tiles.m, tiles.n, batch),
+            (blocks_m, blocks_n, batch),
             (batch_a, batch_b),
         ).launch(
             grid=[blocks * width, height, 1],
-            block=[WARP * (LOAD + 1 if self.schedule_kind == "static" else SCHEDULE + 1), 1, 1],
+            block=[WARP * (SCHEDULE + 1 if self.requests else SCHEDULE), 1, 1],
             cluster=[width, height, 1] if width * height > 1 else None,
             fallback_cluster=None if self.fallback_cluster is None else [*self.fallback_cluster, 1],
             smem=g.smem_bytes,
@@ -263,10 +251,7 @@ class Sm100Gemm:
     @cute.kernel
     def kernel(
         self,
-        map_a: cpasync.TmaInfo,
-        map_b: cpasync.TmaInfo,
-        map_sfa: cpasync.TmaInfo,
-        map_sfb: cpasync.TmaInfo,
+        maps: tuple[cpasync.TmaInfo, cpasync.TmaInfo, cpasync.TmaInfo, cpasync.TmaInfo],
         map_out: cpasync.TmaInfo | None,
         out: cute.Pointer,
         ld_out: Int64,
@@ -274,32 +259,29 @@ class Sm100Gemm:
         factor: Float64,
         beside: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         size: tuple[Int32, Int32, Int32],
-        tiles: tuple[Int32, Int32, Int32],
+        blocks: tuple[Int32, Int32, Int32],
         batches: tuple[Int32, Int32],
     ):
         m, n, k = size
         g = self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cluster = Cluster.here(g, self.fallback_cluster)
-        smem = self.shared_memory()
-        ab, acc = self.rings(smem, cluster)
-        operands = self.operands(smem, (map_a, map_b, map_sfa, map_sfb), cluster)
-        tiles = self.tiles(smem, tiles, cluster)
+        smem = storage.shared_memory(g, self.requests)
         context = Context(
             warp=warp,
             geometry=g,
             cluster=cluster,
-            ab=ab,
-            acc=acc,
-            tiles=tiles,
+            ab=storage.operand_ring(g, smem, cluster),
+            acc=storage.sum_ring(g, smem, cluster),
+            tiles=storage.tiles(g, smem, cluster, (*blocks, self.raster, self.group, g.shape), self.requests),
             k_tiles=cute.ceil_div(k, TILE_K),
             batches=batches,
             smem=smem,
             tmem=None,
             memory=Memory(
                 self.pdl,
-                [info.atom for info in (map_a, map_b, map_sfa, map_sfb, map_out) if info is not None],
-                operands=operands,
+                [info.atom for info in (*maps, map_out) if info is not None],
+                operands=storage.operands(g, smem, cluster, maps, self.policies),
                 alpha=Alpha(factors, factor),
                 output=self.epilogue.output(out, *((n, m) if self.swap else (m, n)), ld_out),
                 map=map_out,
@@ -317,123 +299,13 @@ class Sm100Gemm:
                 self.mma(context)
         if warp < EPILOGUE.stop:
             self.epilogue.run(context, EPILOGUE)
-        if cutlass.const_expr(self.schedule_kind == "clc"):
+        if cutlass.const_expr(self.requests):
             if warp == SCHEDULE:
                 if cluster.first:
                     self.schedule(context)
         self.finish(context)
         for ring in context.rings:
             ring.check()
-
-    def boxes(self):
-        """What a copy brings of a, b, scales of a, scales of b: a slot's part that one CTA of a cluster fetches."""
-        g = self.geometry
-        return (
-            tma.code_box(CTA_ROWS // g.a_boxes),
-            tma.code_box(g.b_rows // g.b_boxes),
-            tma.scale_box(STEPS // g.sfa_boxes, 1),
-            tma.scale_box(STEPS // g.sfb_boxes, g.atoms_n),
-        )
-
-    def shared(self):
-        """Whether several CTAs of a cluster need the same, of each operand."""
-        g = self.geometry
-        return g.a_boxes > 1, g.b_boxes > 1, g.sfa_boxes > 1, g.sfb_boxes > 1
-
-    def shared_memory(self):
-        g = self.geometry
-        clc = self.schedule_kind == "clc"
-
-        @cute.struct
-        class Smem:
-            ab_full: cute.struct.MemRange[Int64, g.slots]
-            ab_empty: cute.struct.MemRange[Int64, g.slots]
-            acc_full: cute.struct.MemRange[Int64, g.accumulator_slots]
-            acc_empty: cute.struct.MemRange[Int64, g.accumulator_slots]
-            tmem: Int32
-            if clc:
-                answer_full: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
-                answer_empty: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
-                answers: cute.struct.Align[cute.struct.MemRange[Int128, RESPONSE_SLOTS], RESPONSE_BYTES]
-            if g.staging:
-                out: cute.struct.Align[cute.struct.MemRange[Uint8, g.staging], 1024]
-            a: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.a_bytes], 1024]
-            b: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.b_bytes], 1024]
-            sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfa_bytes // 2], 1024]
-            sfb: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfb_bytes // 2], 1024]
-
-        if Smem.size_in_bytes() != g.smem_bytes:
-            raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {g.smem_bytes}")
-        return SmemAllocator().allocate(Smem)
-
-    def rings(self, smem, cluster):
-        g = self.geometry
-        ab = Ring(
-            "ab",
-            smem.ab_full.data_ptr(),
-            smem.ab_empty.data_ptr(),
-            g.slots,
-            fills=1,
-            empties=1,
-            copied=g.stage_bytes * g.ctas,
-            total=cluster.receivers,
-            group=g.ctas,
-            empty_mask=None if cluster.alone else cluster.senders,
-        )
-        acc = Ring(
-            "acc",
-            smem.acc_full.data_ptr(),
-            smem.acc_empty.data_ptr(),
-            g.accumulator_slots,
-            fills=1,
-            empties=len(EPILOGUE),
-            total=len(EPILOGUE) * g.ctas,
-            group=g.ctas,
-            full_mask=cluster.own_pair if g.pair else None,
-            home=cluster.leader_rank,
-        )
-        return ab, acc
-
-    def operands(self, smem, maps, cluster):
-        g = self.geometry
-        box_a, box_b, box_sfa, box_sfb = boxes = self.boxes()
-        a, b = tma.code_layout(box_a[0], g.slots * g.a_boxes), tma.code_layout(box_b[0], g.slots * g.b_boxes)
-        slots = (
-            smem.a.get_tensor(a.outer, swizzle=a.inner),
-            smem.b.get_tensor(b.outer, swizzle=b.inner),
-            smem.sfa.get_tensor(tma.scale_layout(box_sfa, g.slots * g.sfa_boxes)),
-            smem.sfb.get_tensor(tma.scale_layout(box_sfb, g.slots * g.sfb_boxes)),
-        )
-        counts = g.a_boxes, g.b_boxes, g.sfa_boxes, g.sfb_boxes
-        along = 0, 0, 1, 1
-        ranks = cluster.y, cluster.x // g.ctas, cluster.y, cluster.x
-        sharers = cluster.height, cluster.width // g.ctas, cluster.height, cluster.width
-        masks = cluster.same_x, cluster.same_half, cluster.same_x, cluster.same_y
-        return tuple(
-            Operand(*given, mask=mask if shared else None, policy=policy)
-            for *given, mask, shared, policy in zip(
-                maps, boxes, slots, counts, along, sharers, ranks, masks, self.shared(), self.policies, strict=True
-            )
-        )
-
-    def tiles(self, smem, extent, cluster):
-        given = *extent, self.raster, self.group, self.geometry.shape
-        if self.schedule_kind == "static":
-            return Tiles(*given)
-        # Every CTA's load and epilogue warps read an answer, every leader's mma warp, and the warp that requests.
-        readers = len(EPILOGUE) + 1
-        ring = Ring(
-            "answers",
-            smem.answer_full.data_ptr(),
-            smem.answer_empty.data_ptr(),
-            RESPONSE_SLOTS,
-            fills=1,
-            empties=readers + 2,
-            copied=RESPONSE_BYTES,
-            total=cluster.ctas * readers + cluster.ctas // self.geometry.ctas + 1,
-            home=None if cluster.alone else Int32(0),
-        )
-        return RequestedTiles(*given, cluster, ring, smem.answers.data_ptr())
 
     @cute.jit
     def prepare(self, c):
@@ -467,7 +339,7 @@ class Sm100Gemm:
         """Where the boxes of this CTA begin in a, b, scales of a, scales of b, as a function of the k tile."""
         g, (batch_a, batch_b) = c.geometry, c.batches
         row, column, matrix = c.tiles.at(work)
-        row_b = column * g.tile_n + c.cluster.x % g.ctas * g.b_rows  # its half, where two CTAs have b between them
+        row_b = column * g.tile_n + c.cluster.half * g.b_rows  # its half, where two CTAs have b between them
         atom_b = column * g.tile_n // ATOM_ROWS
         of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
         return lambda k_tile: (

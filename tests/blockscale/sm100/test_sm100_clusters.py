@@ -101,7 +101,7 @@ def test_clusters_request_tiles(tile, cluster, fallback, sms):
     call = Call(schedule=("random", 1), sms=sms)
     config = {"cluster": cluster, "fallback_cluster": fallback, "schedule": "clc"}
     result = check(tile, 1100, 4 * tile[1], 300, call=call, **config)
-    assert result.report.counters["ctas"] <= sms
+    assert result.report.counters["ctas"] < 20  # of 40 or more
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_NAMES)

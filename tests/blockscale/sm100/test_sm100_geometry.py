@@ -70,7 +70,9 @@ def test_other_widths_serve_one_tile(tile):
     assert not g.can_tile(n + 1)
 
 
-@pytest.mark.parametrize(("tile", "cluster"), [(t, c) for t in TILES for c in CLUSTERS if c[0] % (t[0] // CTA_ROWS) == 0])
+@pytest.mark.parametrize(
+    ("tile", "cluster"), [(t, c) for t in TILES for c in CLUSTERS if c[0] % (t[0] // CTA_ROWS) == 0]
+)
 def test_boxes_of_a_cluster_make_up_a_slot(tile, cluster):
     g = Geometry(tile, cluster=cluster)
     assert CTA_ROWS % (8 * g.a_boxes) == 0

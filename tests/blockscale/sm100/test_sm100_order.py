@@ -57,7 +57,9 @@ def test_the_static_schedule_visits_every_place_once(shape, clusters):
     assert np.array_equal(np.sort(visited), np.arange(count * width))
 
 
-@pytest.mark.parametrize(("shape", "fallback"), [((4, 2), (2, 1)), ((4, 2), (4, 1)), ((2, 4), (2, 2)), ((4, 1), (1, 1))])
+@pytest.mark.parametrize(
+    ("shape", "fallback"), [((4, 2), (2, 1)), ((4, 2), (4, 1)), ((2, 4), (2, 2)), ((4, 1), (1, 1))]
+)
 def test_clusters_of_two_shapes_share_blocks(shape, fallback):
     """Whichever blocks run as smaller clusters, their CTAs have the same tiles as those of the larger one."""
     (width, height), (w, h), (down, across) = shape, fallback, (3, 4)

@@ -115,7 +115,7 @@ class RequestedTiles(Tiles):
         if alone:
             self.ring.expect_copies(slot)
         else:
-            self.ring.expect_copies_in(slot, Int32(self.cluster.ctas))
+            self.ring.expect_copies_in(slot, Int32(self.cluster.size))
         barrier = self.ring.copy_barrier(slot, RESPONSE_BYTES)
         cute.arch.sync_warp()
         with cute.arch.elect_one():

@@ -93,9 +93,7 @@ class TensorCore:
                     self._copy_atom(columns_b + (step * g.atoms_n + atom) * ATOM_COLUMNS, source)
 
     def _copy_atom(self, column: Int32, descriptor: Any) -> None:
-        ptx.tcgen05_cp(
-            "shape_32x128b", tmem(column), descriptor, group=GROUPS[self.geometry.ctas], multicast="warpx4"
-        )
+        ptx.tcgen05_cp("shape_32x128b", tmem(column), descriptor, group=GROUPS[self.geometry.ctas], multicast="warpx4")
 
     def multiply(self, slot: Int32, scales: Int32, sums: Int32, tile: Int32, accumulate: Boolean) -> None:
         """The accumulator of number `sums` (+)= (a x scales) @ (b x scales)^T of the slot, for the `tile`-th tile of b.

@@ -13,32 +13,34 @@ import cutlass
 from cutlass import Int16, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from blockscale.kernels.parts.cluster import Number
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, STEP_K, TILE_K
+from blockscale.kernels.parts.cluster import Sharers
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K, STEPS, TILE_K, Geometry
 from blockscale.kernels.parts.ring import Ring, Slot
 
 CODE_BYTES = TILE_K // 2  # of a row in a stage
 ATOM = ATOM_BYTES // 2  # elements of 16 bits
 
 Box = tuple[int, ...]
+ROWS, STEP = 0, 1  # dimensions of codes and of scales along which the boxes of a slot lie
 
 # What L2 does with the lines that a load brings: descriptors that createpolicy.fractional makes for all of them.
 POLICIES = {None: None, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
 
-def code_box(rows: int) -> Box:
-    return rows, CODE_BYTES
+def boxes(g: Geometry) -> tuple[Box, Box, Box, Box]:
+    """Of codes of a and b, (rows, bytes of k), and of their scales, (elements of an atom, steps of k, atoms of rows)."""
+    return (
+        (CTA_ROWS // g.a_boxes, CODE_BYTES),
+        (g.b_rows // g.b_boxes, CODE_BYTES),
+        (ATOM, STEPS // g.sfa_boxes, 1),
+        (ATOM, STEPS // g.sfb_boxes, g.atoms_n),
+    )
 
 
-def scale_box(steps: int, atoms: int) -> Box:
-    """(elements of an atom, steps of k, atoms of rows)"""
-    return ATOM, steps, atoms
-
-
-def code_layout(rows: int, boxes: int) -> cute.ComposedLayout:
+def code_layout(box: Box, boxes: int) -> cute.ComposedLayout:
     """(box, boxes) of codes in shared memory: rows of 128 bytes, swizzled by 128 bytes."""
     atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, Uint8)
-    return cute.tile_to_shape(atom, (*code_box(rows), boxes), order=(0, 1, 2))
+    return cute.tile_to_shape(atom, (*box, boxes), order=(0, 1, 2))
 
 
 def scale_layout(box: Box, boxes: int) -> cute.Layout:
@@ -46,12 +48,31 @@ def scale_layout(box: Box, boxes: int) -> cute.Layout:
     return cute.make_layout((*box, boxes))
 
 
+def maps(
+    g: Geometry,
+    codes: tuple[cute.Pointer, cute.Pointer],
+    scales: tuple[cute.Pointer, cute.Pointer],
+    rows: tuple[Int32, Int32],
+    k: Int32,
+    batches: tuple[Int32, Int32],
+) -> tuple[cpasync.TmaInfo, ...]:
+    """The tensor maps of a, b, scales of a, scales of b, made by the host; each pair of arguments is of (a, b)."""
+    box_a, box_b, box_sfa, box_sfb = boxes(g)
+    (m, n), (batch_a, batch_b) = rows, batches
+    return (
+        code_map(codes[0], m, k, batch_a, box_a, copy_operation(g.pair, g.a_boxes > 1)),
+        code_map(codes[1], n, k, batch_b, box_b, copy_operation(g.pair, g.b_boxes > 1)),
+        scale_map(scales[0], m, k, batch_a, box_sfa, copy_operation(g.pair, g.sfa_boxes > 1)),
+        scale_map(scales[1], n, k, batch_b, box_sfb, copy_operation(g.pair, g.sfb_boxes > 1)),
+    )
+
+
 def code_map(codes: cute.Pointer, rows: Int32, k: Int32, batch: Int32, box: Box, copy: Any) -> cpasync.TmaInfo:
     """The tensor map of codes, seen as (rows, bytes of k, batch)."""
     row = k // 2
     layout = cute.make_layout((rows, row, batch), stride=(row, 1, Int64(rows) * row))
     tensor = cute.make_tensor(cute.recast_ptr(codes, dtype=Uint8), layout)
-    smem = cute.select(code_layout(box[0], 1), mode=[0, 1])
+    smem = cute.select(code_layout(box, 1), mode=[0, 1])
     return cpasync.make_tiled_tma_atom(copy, tensor, smem, box)
 
 
@@ -80,9 +101,8 @@ class Operand:
     Args:
         smem: (box, boxes of all slots).
         boxes: of a slot. along: the dimension of the tensor along which they follow one another.
-        sharers: CTAs of this cluster that fetch for one another; `mask` has a bit for each, None where there is but
-            this one. rank: of this CTA among them.
-        policy: what L2 is told about the lines, None for nothing (PTX: createpolicy).
+        sharers: who fetches for one another in this cluster.
+        policy: what L2 is told about the lines, one of `POLICIES`.
     """
 
     map: cpasync.TmaInfo
@@ -90,38 +110,35 @@ class Operand:
     smem: cute.Tensor
     boxes: int
     along: int
-    sharers: Number = 1
-    rank: Number = 0
-    mask: Number | None = None
-    policy: int | None = None
+    sharers: Sharers
+    policy: int | None
 
     @cute.jit
     def fetch(self, corner: tuple[Int32, ...], slot: Slot, ring: Ring) -> None:
         """Starts the copies of this CTA's boxes of what begins at `corner`, in the tensor's coordinates."""
-        boxes = self.boxes // self.sharers
+        boxes = self.boxes // self.sharers.count
         nbytes = self.boxes * math.prod(self.box) * self.smem.element_type.width // 8
         barrier = ring.copy_barrier(slot, nbytes)
         if cutlass.const_expr(isinstance(boxes, int) and boxes == 1):
-            self._fetch(corner, self.rank, slot, barrier)
+            self._fetch(corner, self.sharers.rank, slot, barrier)
         else:
             for box in cutlass.range(boxes, unroll=1):
-                self._fetch(corner, self.rank * boxes + box, slot, barrier)
+                self._fetch(corner, self.sharers.rank * boxes + box, slot, barrier)
 
     def _fetch(self, corner, box, slot, barrier) -> None:
         target, source = self._partition(corner, box)
-        options = {} if self.mask is None else {"mcast_mask": Int16(self.mask)}
+        mask = self.sharers.mask
+        options = {} if mask is None else {"mcast_mask": Int16(mask)}
         if self.policy is not None:
             options["cache_policy"] = Int64(self.policy)
-        cute.copy(
-            self.map.atom, source, target[None, slot.index * self.boxes + box], tma_bar_ptr=barrier, **options
-        )
+        cute.copy(self.map.atom, source, target[None, slot.index * self.boxes + box], tma_bar_ptr=barrier, **options)
 
     @cute.jit
     def prefetch(self, corner: tuple[Int32, ...]) -> None:
         """Asks L2 for this CTA's boxes of what begins at `corner`."""
-        boxes = self.boxes // self.sharers
+        boxes = self.boxes // self.sharers.count
         for box in cutlass.range(boxes, unroll=1):
-            _, source = self._partition(corner, self.rank * boxes + box)
+            _, source = self._partition(corner, self.sharers.rank * boxes + box)
             cute.prefetch(self.map.atom, source)
 
     def _partition(self, corner, box):
