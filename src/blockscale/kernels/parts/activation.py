@@ -27,7 +27,7 @@ def gelu(x: Float32) -> Float32:
 def silu(x: Float32) -> Float32:
     """x / (1 + e^-x); where e^-x is infinite, x / infinity is -0, but minus infinity's would be NaN."""
     bounded = cute.arch.fmax(x, -126.0, nan=True)
-    return bounded / (1.0 + cute.arch.exp2(bounded * -LOG2_E))
+    return bounded / (1.0 + cute.math.exp2(bounded * -LOG2_E, fastmath=True))
 
 
 ACTIVATIONS: dict[str | None, Callable[[Float32], Float32]] = {

@@ -1,12 +1,12 @@
 """What becomes of sums on their way out: act(alpha x sum + bias), fp32."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Boolean, Float32, Float64, Int32, Int64, cute
+from cutlass import Float32, Float64, Int32, Int64, cute
 
 INFINITE = 0x7F800000  # as fp32
+ONE = 0x3F800000
 VECTOR_BYTES = 16
 
 
@@ -18,7 +18,8 @@ class Alpha:
     value: Float64
 
     def load(self) -> tuple[Float32, Float32]:
-        """(x, power): the product is x * power, and power is a power of two near its square root.
+        """(x, power): the product is x * power; power is 1 where the product is a normal fp32, else a power of two near
+        its square root.
 
         Global scales may be as small as 2^-126: their product, or a sum times one of them, can leave the range of
         fp32 where the result does not. sum * x * power stays within it, and rounds once more than sum * product
@@ -30,6 +31,7 @@ class Alpha:
             product = product * Float64(pointer.load())
         exponent = Int32(product.bitcast(Int64) >> 52 & 0x7FF) - 1023
         half = cutlass.max(cutlass.min(exponent >> 1, Int32(127)), Int32(-126))
+        half = Int32(cutlass.select_((exponent >= -126) & (exponent < 127), Int32(0), half))
         inverse = (Int64(1023 - half) << 52).bitcast(Float64)
         x = Float32(product * inverse).bitcast(Int32)
         beyond = (exponent < 1024) & ((x & 0x7FFFFFFF) == INFINITE)
@@ -70,29 +72,28 @@ class Bias:
         return value
 
 
-def finish(
-    sums: list[Float32],
-    alpha: tuple[Float32, Float32],
-    bias: list[Float32] | None,
-    activation: Callable[[Float32], Float32],
-) -> list[Float32]:
-    """act(alpha x sum + bias), two at a time as far as instructions allow; the last product is rounded with the sum."""
-    results: list[Float32] = []
-    for i in range(0, len(sums), 2):
-        pair = _scaled(sums[i : i + 2], alpha, None if bias is None else bias[i : i + 2])
-        results += map(activation, pair)
-    return results
+@cute.jit
+def scaled(sums, alpha, bias):
+    """alpha x sum + bias for an even number of sums, two at a time (PTX: the .f32x2 of mul and fma, which sm_100
+    brought). The second of alpha's factors is rarely needed, and is rounded together with a bias."""
+    x, power = alpha
+    values = [y for i in range(0, len(sums), 2) for y in _pair("mul", sums[i : i + 2], x)]
+    if cutlass.const_expr(bias is not None):
+        values = [y for i in range(0, len(sums), 2) for y in _pair("fma", values[i : i + 2], power, bias[i : i + 2])]
+    elif cute.arch.make_warp_uniform(power.bitcast(Int32)) != ONE:
+        values = [y for i in range(0, len(sums), 2) for y in _pair("mul", values[i : i + 2], power)]
+    return values
 
 
-def _scaled(pair: list[Float32], alpha: tuple[Float32, Float32], bias: list[Float32] | None) -> list[Float32]:
-    """(sum x x) x power + bias of two columns; PTX: the .f32x2 of mul and fma, which sm_100 brought."""
-    last = "mul.rn.f32x2 y, y, power;" if bias is None else "fma.rn.f32x2 y, y, power, bias;"
+def _pair(operation: str, pair: list[Float32], factor: Float32, bias: list[Float32] | None = None) -> list[Float32]:
+    given = [*pair, factor, *(bias or ())]
+    addend = "" if bias is None else ", bias"
     return cute.arch.inline_ptx(
-        "{\n.reg .b64 y, x, power, bias;\n"
-        "mov.b64 y, {{$r0}, {$r1}};\nmov.b64 x, {{$r2}, {$r2}};\nmov.b64 power, {{$r3}, {$r3}};\n"
-        + ("" if bias is None else "mov.b64 bias, {{$r4}, {$r5}};\n")
-        + f"mul.rn.f32x2 y, y, x;\n{last}\n"
+        "{\n.reg .b64 y, factor, bias;\n"
+        "mov.b64 y, {{$r0}, {$r1}};\nmov.b64 factor, {{$r2}, {$r2}};\n"
+        + ("" if bias is None else "mov.b64 bias, {{$r3}, {$r4}};\n")
+        + f"{operation}.rn.f32x2 y, y, factor{addend};\n"
         "mov.b64 {{$w0}, {$w1}}, y;\n}",
         write_only_types=[Float32] * 2,
-        read_only_args=[value.bitcast(Int32) for value in (*pair, *alpha, *(bias or ()))],
+        read_only_args=[value.bitcast(Int32) for value in given],
     )

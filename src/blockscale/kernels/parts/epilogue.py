@@ -10,13 +10,13 @@ from cutlass.cute.nvgpu import cpasync
 
 from blockscale.kernels.parts import staging, store, tensorcore
 from blockscale.kernels.parts.activation import ACTIVATIONS
-from blockscale.kernels.parts.arithmetic import Bias, finish
+from blockscale.kernels.parts.arithmetic import Bias, scaled
 from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, STEP_K, CTA_ROWS
 from blockscale.kernels.parts.staging import ROWS, WARPS
 from blockscale.kernels.parts.store import Boxes, Direct, Output, Quantised, Staged, Swapped, Words
 
 DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32, "nvfp4": cutlass.Uint8}
-HELD = 128  # registers that a thread may keep results in while it reads more
+HELD = 128  # columns that a thread may hold: the compiler reads them all before it packs any, one register each
 
 
 class Epilogue:
@@ -63,7 +63,7 @@ class Epilogue:
         """
         all_of_them = self.tile_n // self.columns
         first = -(-self.overlap // self.columns) if self.overlap else all_of_them
-        held = min(first, HELD * 32 // (self.columns * self.bits)) if self.early else 0
+        held = min(first, HELD // self.columns) if self.early else 0
         return first - held, held, all_of_them - first
 
     def column(self, index: Int32, turn: Int32) -> Int32:
@@ -196,7 +196,8 @@ class Tile:
         sums = tensorcore.load(address + column, e.columns)
         if release:
             release()
-        return self.target.pack(finish(sums, self.way.alpha, bias, ACTIVATIONS[e.activation]), column)
+        values = map(ACTIVATIONS[e.activation], scaled(sums, self.way.alpha, bias))
+        return self.target.pack(list(values), column)
 
     def store(self, words: Words, column: Int32, slot: Int32) -> Int32:
         return self.target.store(words, column, slot)
