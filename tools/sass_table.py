@@ -32,10 +32,18 @@ from cutlass.tensor_utils import LayoutEnum
 
 from blockscale.compile import compile_kernel
 from blockscale.config import Config
-from blockscale.kernels.parts.geometry import Geometry
+from blockscale.families.sm100.constraints import geometry
 from blockscale.problem import Problem, target_named
 
 TILES = tuple((rows, columns) for rows in (128, 256) for columns in (64, 128, 192, 256))
+# Beside those of the plain tiles: sums that overlap, and all that is for large products together.
+MORE = (
+    Config((256, 256), accumulators=2),
+    Config(
+        (256, 256), accumulators=2, cluster=(4, 2), fallback_cluster=(2, 1), schedule="clc", group=8, pdl=True,
+        store="tma", store_slots=1, release="early",
+    ),
+)  # fmt: skip
 MMA = "UTCOMMA"
 MMAS_A_K_TILE = 4
 
@@ -62,11 +70,13 @@ HEADER = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def ours(tile: tuple[int, int]) -> Row:
-    target = target_named("b200")
-    parts = compile_kernel(target, Config(tile=tile), Problem(m=tile[0], n=tile[1], k=256, out_dtype="bf16"))
-    geometry = Geometry(tile)
-    return row(f"blockscale {tile[0]} x {tile[1]}", geometry.slots, geometry.smem_bytes, parts["cubin"])
+def ours(config: Config) -> Row:
+    target, (rows, columns) = target_named("b200"), config.tile
+    parts = compile_kernel(target, config, Problem(m=rows, n=columns, k=256, out_dtype="bf16"))
+    sizes = geometry(config, target)
+    rest = str(config).removeprefix(f"tile {rows}x{columns}").removeprefix(", ")
+    name = f"blockscale {rows} x {columns}" + f" ({rest})" * bool(rest)
+    return row(name, sizes.slots, sizes.smem_bytes, parts["cubin"])
 
 
 def theirs(tile: tuple[int, int]) -> Row:
@@ -138,7 +148,8 @@ def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
 
 
 def main(path: str) -> None:
-    rows = [make(tile) for tile in TILES for make in (ours, theirs)]
+    rows = [row for tile in TILES for row in (ours(Config(tile)), theirs(tile))]
+    rows += map(ours, MORE)
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
     )
@@ -147,8 +158,9 @@ def main(path: str) -> None:
 # The sm_100 kernels in SASS
 
 Written by `tools/sass_table.py` with {versions}
-and nvdisasm {disassembler}: NVFP4 to bf16, as compiled for sm_100a; 256 rows are a pair of CTAs. Nothing here was run on a GPU. The last
-column counts the instructions of the loop that issues the tensor-core instructions, for 256 elements of k.
+and nvdisasm {disassembler}: NVFP4 to bf16, as compiled for sm_100a; tiles of 256 rows
+are those of a pair of CTAs. Nothing here was run on a GPU. The last column counts the instructions of the loop that
+issues the tensor-core instructions, for 256 elements of k.
 
 {HEADER}
 """

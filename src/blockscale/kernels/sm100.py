@@ -1,21 +1,24 @@
-"""NVFP4 GEMM for sm_100a: out = alpha x unit_a x unit_b x (a x scales of a) @ (b x scales of b)^T.
+"""NVFP4 GEMM for sm_100a: out = act(alpha x unit_a x unit_b x (a x scales of a) @ (b x scales of b)^T + bias).
 
-unit_a and unit_b are the operands' global scales. A CTA computes tiles of 128 x N, one after the other. Words such as
-slot, phase and commit are explained in parts/ring.py, boxes in parts/tma.py, scale atoms in parts/geometry.py; what
-the roles call is there, in parts/tensorcore.py and in parts/epilogue.py, best read in this order.
+unit_a and unit_b are the operands' global scales. One kernel, of which a configuration makes what it needs: a tile of
+128 x N is computed by one CTA, one of 256 x N by a pair. Words such as slot, phase and commit are explained in
+parts/ring.py, boxes in parts/tma.py, scale atoms in parts/geometry.py, blocks of tiles in parts/schedule.py; what the
+roles call is there, in parts/tensorcore.py and in parts/epilogue.py, best read in this order.
 
 Roles. Every role walks the CTA's tiles in the same order, and for each of them its k tiles of 256:
 
     role      warps  does
     load      5      brings codes and scales of a and b from global to shared memory (TMA)
     mma       4      copies scales from shared to tensor memory and multiplies (tcgen05); owns tensor memory
-    epilogue  0-3    takes sums from tensor memory, times alpha, casts, stores; warp w has rows 32w to 32w + 31
+    epilogue  0-3    takes sums from tensor memory, finishes and stores them; warp w has rows 32w to 32w + 31
+    schedule  6      with schedule "clc" alone, in one CTA of a cluster: asks for its next tile (cluster launch control)
 
-Rings. A slot has two barriers; what completes a phase of each:
+Rings. A slot has two barriers; what completes a phase of each, in a CTA without a cluster:
 
-    ring  slots         full                                         empty
-    ab    stages        1 arrival (load) and the bytes of its boxes  1 commit (mma): its operands have been read
-    acc   accumulators  1 commit (mma): the sums are complete        4 arrivals (1 a warp of the epilogue): it has them
+    ring     slots         full                                         empty
+    ab       stages        1 arrival (load) and the bytes of its boxes  1 commit (mma): its operands have been read
+    acc      accumulators  1 commit (mma): the sums are complete        4 arrivals (epilogue, 1 a warp): it has them
+    answers  2             1 arrival (schedule) and 16 bytes            7 arrivals: each warp has read the answer
 
 Timeline of a CTA with two tiles, a and b, of four k tiles each; three stages, one accumulator:
 
@@ -23,28 +26,48 @@ Timeline of a CTA with two tiles, a and b, of four k tiles each; three stages, o
     mma       .  a0 a1 a2 a3 .  .  .  b0 b1 b2 b3
     epilogue  .  .  .  .  .  a  a  a  .  .  .  .  b  b  b
 
-The load warp is ahead by as many k tiles as there are stages. With two accumulators the mma warp need not wait for the
-epilogue either.
+The load warp is ahead by as many k tiles as there are stages. With two accumulators the mma warp need not wait:
 
-Shared memory, from its first byte:
+    mma       .  a0 a1 a2 a3 b0 b1 b2 b3
+    epilogue  .  .  .  .  .  a  a  a  .  b  b  b
 
-    1024                      barriers of both rings, the address of tensor memory
+Two of 256 columns and the scales do not fit. They overlap then: the last columns of one are the first of the other, the
+epilogue reads these first and gives them up at once, and only so long does the mma warp wait:
+
+    mma       .  a0 a1 a2 a3 .  b0 b1 b2 b3
+    epilogue  .  .  .  .  .  a* a  a  .  .  b* b  b
+
+A pair. Each CTA loads its 128 rows of a and their scales, half of b's rows, and the scales of all of them. The first
+CTA's mma warp issues for both, and each tensor core reads the shared memory of both; sums of a CTA's rows are in its
+own tensor memory. All bytes of a stage report to the first CTA's `full`, its commits go to both CTAs' `empty` and, for
+sums, `full`, and all 8 warps of both epilogues report to its `empty`. The other mma warp has nothing to do.
+
+A cluster of W x H CTAs, W along m, computes a block of W by H tiles of CTAs at a time. CTAs side by side along n need
+the same rows of a, those along m the same of b: each fetches a part, a box, and multicast brings it to all of them. A
+CTA may fetch for a slot again only when all that it fetches for have read theirs: its `empty` counts a commit of each.
+A launch may mix clusters of a larger and a smaller shape. All CTAs of a cluster start and end together.
+
+Shared memory, from its first byte; N' is N, or N / 2 in a pair:
+
+    1024                      barriers of the rings, the address of tensor memory, answers
+    staging                   the epilogue's boxes of results, where TMA stores them
     stages x 16384            codes of a: 128 rows of 128 bytes, swizzled by 128 bytes
-    stages x N x 128          codes of b: N rows of 128 bytes, swizzled alike
+    stages x N' x 128         codes of b: N' rows of 128 bytes, swizzled alike
     stages x 2048             scales of a: an atom of 512 bytes for each step of k = 64
     stages x atoms x 2048     scales of b: the same for each atom of 128 rows that a tile touches
 
 Tensor memory, columns of 128 lanes x 32 bits:
 
-    accumulators x N          sums: row r of the tile in lane r
-    stages x 16               scales of a: 4 columns a step; row r in column r // 32 of lanes r % 32 + 0, 32, 64 and 96
+    accumulators x N          sums: row r of the CTA's rows in lane r; less where two overlap
+    sets x 16                 scales of a: 4 columns a step; row r in column r // 32 of lanes r % 32 + 0, 32, 64 and 96
                               (each group of 32 lanes has a copy), a byte for each of the step's 4 blocks of 16
-    stages x atoms x 16       scales of b, next to those of a of their stage: the same, 4 columns an atom, step by step
+    sets x atoms x 16         scales of b, next to those of a of their set: the same, 4 columns an atom, step by step
 
-A stage's scales have columns of their own, so that the barriers of its slot guard them too. Unless N is 128 or 256,
-tiles of b may begin within an atom, at a multiple of 32 rows (with N = 64 every second one does): the tensor core is
-then given the column, of the same atoms, where their rows begin. Scales of rows beyond m and n may be anything: they
-meet sums that are not stored.
+A stage's scales have a set of columns of their own, so that the barriers of its slot guard them too; where there are
+fewer sets, the mma warp waits until the stage whose set comes next has been multiplied. Unless N is 128 or 256, tiles
+of b may begin within an atom, at a multiple of 32 rows (with N = 64 every second one does): the tensor core is then
+given the column, of the same atoms, where their rows begin. Scales of rows beyond m and n may be anything: they meet
+sums that are not stored.
 """
 
 from dataclasses import dataclass, replace
@@ -294,15 +317,12 @@ class Sm100Gemm:
         context = replace(context, tmem=smem.tmem.ptr.load())
         if warp == LOAD:
             self.load(context)
-        if warp == MMA:
-            if cluster.leader:
-                self.mma(context)
+        if (warp == MMA) & cluster.leader:
+            self.mma(context)
         if warp < EPILOGUE.stop:
             self.epilogue.run(context, EPILOGUE)
-        if cutlass.const_expr(self.requests):
-            if warp == SCHEDULE:
-                if cluster.first:
-                    self.schedule(context)
+        if (warp == SCHEDULE) & cluster.first:
+            self.schedule(context)
         self.finish(context)
         for ring in context.rings:
             ring.check()
@@ -411,14 +431,15 @@ class Sm100Gemm:
 
     @cute.jit
     def schedule(self, c):
-        """Asks for the cluster's next tile while the one before is computed, until there is none."""
+        """Where tiles are requested, asks for the cluster's next one while the one before is computed, till the end."""
         tiles = c.tiles
-        slot = tiles.ring.producer()
-        work = tiles.first()
-        while work.valid:
-            tiles.request(slot)
-            slot = slot.next()
-            work = tiles.after(work)
+        if cutlass.const_expr(self.requests):
+            slot = tiles.ring.producer()
+            work = tiles.first()
+            while work.valid:
+                tiles.request(slot)
+                slot = slot.next()
+                work = tiles.after(work)
 
     @cute.jit
     def finish(self, c):

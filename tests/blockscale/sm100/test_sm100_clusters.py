@@ -72,7 +72,7 @@ def test_clusters_of_two_shapes(rows, fallback):
 
 
 def test_operands_of_a_cluster_are_fetched_once():
-    """One k tile: a goes to both columns of CTAs, b to both pairs, scales of b, an atom for each column, to all rows."""
+    """One k tile: a goes to both columns of CTAs, b to both pairs, scales of b, an atom a column, to all rows."""
     result = check((256, 64), 512, 128, 256, cluster=(4, 2))
     fetched = 512 * 128 + 128 * 128 + (4 + 2) * 2048
     assert result.report.counters["bytes"]["TMA load, global memory"] == fetched

@@ -7,7 +7,8 @@ from blockscale.kernels.parts.geometry import CTA_ROWS, MOST_CLUSTER, ROWS, SIDE
 TILES = [(rows, n) for rows in ROWS for n in widths(rows)]
 # Of its kernels, docs/notes/sm100-sass.md.
 NVIDIA_STAGES = {
-    (128, 64): 7, (128, 128): 5, (128, 192): 4, (128, 256): 3, (256, 64): 8, (256, 128): 7, (256, 192): 6, (256, 256): 5,
+    (128, 64): 7, (128, 128): 5, (128, 192): 4, (128, 256): 3,
+    (256, 64): 8, (256, 128): 7, (256, 192): 6, (256, 256): 5,
 }  # fmt: skip
 CLUSTERS = [(m, n) for m in SIDES for n in SIDES if m * n <= MOST_CLUSTER]
 

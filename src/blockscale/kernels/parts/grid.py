@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import cutlass
 from cutlass import cute
 
 

@@ -28,7 +28,7 @@ POLICIES = {None: None, "evict_first": 0x12F0000000000000, "evict_last": 0x14F00
 
 
 def boxes(g: Geometry) -> tuple[Box, Box, Box, Box]:
-    """Of codes of a and b, (rows, bytes of k), and of their scales, (elements of an atom, steps of k, atoms of rows)."""
+    """Of codes of a and b: (rows, bytes of k). Of their scales: (elements of an atom, steps of k, atoms of rows)."""
     return (
         (CTA_ROWS // g.a_boxes, CODE_BYTES),
         (g.b_rows // g.b_boxes, CODE_BYTES),
