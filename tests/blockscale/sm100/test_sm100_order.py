@@ -47,6 +47,17 @@ def test_matrices_of_a_batch_follow_one_another(m, n, batch, group):
     assert np.array_equal(matrix, np.repeat(np.arange(batch), m * n))
 
 
+@pytest.mark.parametrize("group", [1, 7, 1024])
+@pytest.mark.parametrize(("inner", "outer", "batch"), [(2**24 - 1, 127, 1), (2**24 - 1, 1, 127), (46340, 46340, 1)])
+def test_32_bits_are_enough_for_the_largest_results(inner, outer, batch, group):
+    last = np.arange(2**31 - 2**16 - 64, 2**31 - 2**16, dtype=np.int64) % (inner * outer * batch)
+    exact = place(last, inner, outer, group, np.minimum)
+    sizes = np.int32(inner), np.int32(outer)
+    with np.errstate(over="raise"):
+        found = place(last.astype(np.int32), *sizes, group, np.minimum)
+    assert all(np.array_equal(x, y) for x, y in zip(exact, found, strict=True))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
 @pytest.mark.parametrize("clusters", [1, 2, 7, 16, 100])
 def test_the_static_schedule_visits_every_place_once(shape, clusters):

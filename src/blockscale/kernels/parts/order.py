@@ -38,8 +38,9 @@ def place(index: Any, inner: Any, outer: Any, group: int, least: Minimum) -> tup
         index: 0 to batch * inner * outer - 1. group: at least 1. least: the minimum of two numbers.
     """
     matrix, rest = index // (inner * outer), index % (inner * outer)
-    band, rest = rest // (inner * group), rest % (inner * group)
     if group == 1:
-        return rest, band, matrix
-    width = least(outer - band * group, group)
-    return rest // width, band * group + rest % width, matrix
+        return rest % inner, rest // inner, matrix
+    whole = least(outer, group)  # so that a band has no more blocks than the matrix, whose number fits an integer
+    band, rest = rest // (inner * whole), rest % (inner * whole)
+    width = least(outer - band * whole, whole)
+    return rest // width, band * whole + rest % width, matrix
