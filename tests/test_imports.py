@@ -30,6 +30,7 @@ ROOMS = {
         "kernels.waits": set(),
         "kernels": {"kernels.parts.geometry", "kernels.parts.order", "kernels.parts.staging"},
         "config": set(),
+        "ladder": {"config"},
         "entry": set(),
         "families": {
             "config",
@@ -82,6 +83,7 @@ ROOMS = {
             "backends",
             "checkpoints",
             "config",
+            "ladder",
             "launch",
             "nn",
             "op_kernels",

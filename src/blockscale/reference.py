@@ -144,6 +144,11 @@ def gemm(
     y = values(a) @ values(b).mT * (1.0 if alpha is None else float(alpha))
     if bias is not None:
         y = y + bias.detach().cpu().double()
+    return activate(y, activation)
+
+
+def activate(y: Tensor, activation: str | None) -> Tensor:
+    """None, "relu", "gelu" (with erf) or "silu" of float64 values."""
     return _ACTIVATIONS[activation](y)
 
 

@@ -18,7 +18,7 @@ from blockscale.families import sm100
 from blockscale.problem import Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
-LARGEST_EXTENT = 2**31 - 512  # kernels have 32-bit sizes, and add up to a tile to them
+LARGEST_EXTENT = 2**31 - 1024  # kernels have 32-bit sizes, and add up to a block of tiles to them
 
 
 class Family(Protocol):
