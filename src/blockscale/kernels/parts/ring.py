@@ -4,6 +4,10 @@ A barrier (PTX: mbarrier) counts arrivals, and bytes that copies announce. When 
 complete and the next one begins; a waiting thread names the parity of the phase that it waits for. A commit is an
 arrival that the tensor core makes once what it was given so far is done (PTX: tcgen05.commit); it may go to several
 CTAs of a cluster.
+
+Waits acquire at the scope of the CTA in clusters too: no thread reads by an ordinary load what a thread of another CTA
+wrote. What crosses is brought by copies and by the tensor core, with fences of their own. At the scope of the cluster
+every wait would also invalidate L1 (the compiler adds CCTL.IVALL).
 """
 
 import copy
