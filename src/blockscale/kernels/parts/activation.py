@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-import cutlass
 from cutlass import Float32, cute
 
 LOG2_E = 1 / math.log(2)

@@ -1,6 +1,5 @@
 """The epilogue's role: sums from tensor memory to act(alpha x sum + bias) in global memory, in the output's type."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from cutlass.cute.nvgpu import cpasync
 from blockscale.kernels.parts import staging, store, tensorcore
 from blockscale.kernels.parts.activation import ACTIVATIONS
 from blockscale.kernels.parts.arithmetic import Bias, scaled
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, STEP_K, CTA_ROWS
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K
 from blockscale.kernels.parts.staging import ROWS, WARPS
 from blockscale.kernels.parts.store import Boxes, Direct, Output, Quantised, Staged, Swapped, Words
 
@@ -92,19 +91,19 @@ class Epilogue:
             tensorcore.after_sync()
             address, turn = c.accumulator(sums) + (lanes << 16), c.turn(sums)
             for i in cutlass.range(streamed, unroll=1):
-                column = self.column(i, turn)
-                slot = tile.store(tile.results(address, column), column, slot)
+                slot = tile.through(address, self.column(i, turn), slot)
             kept = []
             for i in cutlass.range_constexpr(held):
-                release = (lambda: self.release(acc, sums, warps)) if i == held - 1 else None
-                kept.append(tile.results(address, self.column(streamed + i, turn), release))
+                values = tile.read(address, self.column(streamed + i, turn))
+                if cutlass.const_expr(i == held - 1):
+                    self.release(acc, sums, warps)
+                kept.append(tile.finish(values, self.column(streamed + i, turn)))
             if cutlass.const_expr(held == 0):
                 self.release(acc, sums, warps)
             for i in cutlass.range_constexpr(held):
                 slot = tile.store(kept[i], self.column(streamed + i, turn), slot)
             for i in cutlass.range(rest, unroll=1):
-                column = self.column(streamed + held + i, turn)
-                slot = tile.store(tile.results(address, column), column, slot)
+                slot = tile.through(address, self.column(streamed + held + i, turn), slot)
             tile.pad()
             sums = sums.next()
             work = tiles.after(work)
@@ -185,22 +184,26 @@ class Tile:
     column: Int32
     bias: Bias | Float32 | None
 
-    def results(self, address: Int32, column: Int32, release: Callable[[], None] | None = None) -> Words:
-        """Reads sums from `column` on and finishes them; between the two `release` may be called."""
-        e = self.way.epilogue
+    def read(self, address: Int32, column: Int32) -> tuple[list[Float32], list[Float32] | None]:
+        """Sums from `column` on, and the bias of each."""
+        columns = self.way.epilogue.columns
         bias = self.bias
         if isinstance(bias, Bias):
-            bias = bias.columns(self.column + column, e.columns)
+            bias = bias.columns(self.column + column, columns)  # on its way while tensor memory is read
         elif bias is not None:
-            bias = [bias] * e.columns
-        sums = tensorcore.load(address + column, e.columns)
-        if release:
-            release()
-        values = map(ACTIVATIONS[e.activation], scaled(sums, self.way.alpha, bias))
-        return self.target.pack(list(values), column)
+            bias = [bias] * columns
+        return tensorcore.load(address + column, columns), bias
+
+    def finish(self, read: tuple[list[Float32], list[Float32] | None], column: Int32) -> Words:
+        sums, bias = read
+        activation = ACTIVATIONS[self.way.epilogue.activation]
+        return self.target.pack([activation(y) for y in scaled(sums, self.way.alpha, bias)], column)
 
     def store(self, words: Words, column: Int32, slot: Int32) -> Int32:
         return self.target.store(words, column, slot)
+
+    def through(self, address: Int32, column: Int32, slot: Int32) -> Int32:
+        return self.store(self.finish(self.read(address, column), column), column, slot)
 
     def pad(self) -> None:
         e = self.way.epilogue

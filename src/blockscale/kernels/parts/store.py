@@ -5,14 +5,13 @@ Each way of storing is a class whose objects serve one tile. `pack` makes words 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, Uint16, cute
 from cutlass.cute.nvgpu import cpasync
 
 from blockscale.kernels.parts import quantise
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS
+from blockscale.kernels.parts.geometry import ATOM_BYTES
 from blockscale.kernels.parts.staging import ROWS
 
 Words = list[Int32]
@@ -68,19 +67,34 @@ class Output:
     def address(self, matrix: Int32, row: Int32, column: Int32) -> Int64:
         return self.pointer.toint() + ((Int64(matrix) * self.m + row) * self.ld + column) * self.nbytes
 
-    def vectors(self, address: Int64, words: Words, nbytes: int) -> None:
-        """Words that make whole vectors of so many bytes."""
+    def vectors(self, words: Words, address: Int64, nbytes: int) -> None:
+        """As vectors of so many bytes; of the least where they are no whole number of those, and begin in between."""
+        nbytes = nbytes if len(words) * 4 % nbytes == 0 else VECTORS[-1]
         space = f"global.L2::{self.l2}" if self.l2 and nbytes == VECTORS[0] else "global"
         for i in range(0, len(words), nbytes // 4):
             vector(space, address + 4 * i, words[i : i + nbytes // 4])
 
-    def elements(self, words: Words) -> list[Any]:
-        if self.dtype is Float32:
-            return words
-        return [Uint16(word >> shift) for word in words for shift in (0, 16)]
+    def elements(self, words: Words, address: Int64, step: int | Int64, left: Int32) -> None:
+        """One by one, the first `left` of them, `step` bytes apart."""
+        each = 4 // self.nbytes
+        for i, word in enumerate(words):
+            first = i * each
+            addresses = [address + (first + j) * step for j in range(each)]
+            _elements(word, addresses, left - first)
 
-    def put(self, element: Any, address: Int64) -> None:
-        cute.make_ptr(type(element), address, cute.AddressSpace.gmem, assumed_align=self.nbytes).store(element)
+
+def _elements(word: Int32, addresses: list[Int64], left: Int32) -> None:
+    """A word, or the low half and the high half of it, to these addresses; as many as are left."""
+    kind, parts = ("b32", ["{$r1}"]) if len(addresses) == 1 else ("b16", ["low", "high"])
+    stores = "".join(
+        f"setp.gt.s32 inside, {{$r0}}, {j};\n@inside st.global.{kind} [{{$r{2 + j}}}], {part};\n"
+        for j, part in enumerate(parts)
+    )
+    halves = "" if len(parts) == 1 else ".reg .b16 low, high;\nmov.b32 {low, high}, {$r1};\n"
+    cute.arch.inline_ptx(
+        f"{{\n.reg .pred inside;\n{halves}{stores}}}",
+        read_only_args=[left, word, *addresses],
+    )
 
 
 @dataclass(frozen=True)
@@ -106,21 +120,14 @@ class Direct:
         out = self.output
         address = self.address + column * out.nbytes
         left = out.n - self.column - column
-        elements = out.elements(words)
-        whole = len(elements) <= left
+        whole = left >= len(words) * 4 // out.nbytes
         if self.row < out.m:
-            if whole & self.narrow:
-                if cutlass.const_expr(len(words) * 4 % VECTORS[0] == 0):  # or some parts of a row begin in between
-                    if self.wide:
-                        out.vectors(address, words, VECTORS[0])
-                    else:
-                        out.vectors(address, words, VECTORS[1])
-                else:
-                    out.vectors(address, words, VECTORS[1])
+            if whole & self.wide:
+                out.vectors(words, address, VECTORS[0])
+            elif whole & self.narrow:
+                out.vectors(words, address, VECTORS[1])
             else:
-                for i in cutlass.range_constexpr(len(elements)):
-                    if i < left:
-                        out.put(elements[i], address + i * out.nbytes)
+                out.elements(words, address, out.nbytes, left)
         return slot
 
 
@@ -144,12 +151,8 @@ class Swapped:
         out = self.output
         pitch = out.ld * out.nbytes
         address = self.address + column * pitch
-        left = out.m - self.row - column
-        elements = out.elements(words)
         if self.column < out.n:
-            for i in cutlass.range_constexpr(len(elements)):
-                if i < left:
-                    out.put(elements[i], address + i * pitch)
+            out.elements(words, address, pitch, out.m - self.row - column)
         return slot
 
 
