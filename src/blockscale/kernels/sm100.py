@@ -406,24 +406,24 @@ class Sm100Gemm:
         g, ab, acc, tiles, k_tiles = c.geometry, c.ab, c.acc, c.tiles, c.k_tiles
         core = TensorCore.of(g, c.smem, c.tmem)
         slot, sums = ab.consumer(), acc.producer()
+        in_turn = g.scale_slots < g.slots  # sets of scales: one is free again when its last slot has been multiplied
         before, scales = ab.behind(g.scale_slots), Slot(g.scale_slots, Int32(0), Int32(0), 0)
         work = tiles.first()
         while work.valid:
             _, column, _ = tiles.at(work)
             acc.wait_empty(sums)
             for k_tile in cutlass.range(k_tiles, unroll=1):
-                if cutlass.const_expr(g.scale_slots < g.slots):
+                if cutlass.const_expr(in_turn):
                     ab.wait_empty(before)
-                    before = before.next()
                 ab.wait_full(slot)
                 tensorcore.after_sync()  # what read the scales that are overwritten, and the epilogue's loads
-                own = scales.index if cutlass.const_expr(g.scale_slots < g.slots) else slot.index
+                own = scales.index if cutlass.const_expr(in_turn) else slot.index
                 core.copy_scales(slot.index, own)
                 core.multiply(slot.index, own, c.turn(sums), column, k_tile > 0)
                 ab.commit_empty(slot)
                 slot = slot.next()
-                if cutlass.const_expr(g.scale_slots < g.slots):
-                    scales = scales.next()
+                if cutlass.const_expr(in_turn):
+                    before, scales = before.next(), scales.next()
             acc.commit_full(sums)
             sums = sums.next()
             work = tiles.after(work)
