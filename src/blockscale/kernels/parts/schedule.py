@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, cute
+from cutlass import Boolean, Int32, Uint32, cute
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from blockscale.kernels.parts.cluster import Cluster
@@ -74,7 +74,8 @@ class Tiles:
 
     def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
         """(row of CTAs, column of tiles, matrix)"""
-        return tile(work.x, work.y, (self.m, self.n), self.shape, self.raster, self.group, cutlass.min)
+        x, y, m, n = map(Uint32, (work.x, work.y, self.m, self.n))  # divisions are shorter than those of Int32
+        return tuple(map(Int32, tile(x, y, (m, n), self.shape, self.raster, self.group, cutlass.min)))
 
 
 @dataclass(frozen=True)
