@@ -1,4 +1,4 @@
-"""Bias, activation and NVFP4 results through the public functions on the emulated B200, for configurations of a kind."""
+"""Bias, activation and NVFP4 results through the public functions on the emulated B200."""
 
 import pytest
 import torch
