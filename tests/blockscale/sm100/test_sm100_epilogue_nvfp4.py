@@ -94,7 +94,7 @@ def test_corners():
     assert first[3].tolist() == [0x20, 0x42, 0x64, 0x76, 0xA8, 0xCA, 0xEC, 0xFE]
     assert not first[6].any()
     check(64, a, b, 2.0**-126, bias=bias)
-    check(64, a, b, 2.0**126, bias=bias)
+    check(64, a, b, 2.0**118, bias=bias)  # 2688 x this is beyond fp32
 
 
 def test_negative_zeros_keep_their_sign():
