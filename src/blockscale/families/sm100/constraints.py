@@ -7,7 +7,7 @@ from typing import Any
 
 from blockscale.config import Config, Reason
 from blockscale.kernels.parts.geometry import CTA_ROWS, MOST_CLUSTER, ROWS, SIDES, TMEM_COLUMNS, Geometry, widths
-from blockscale.kernels.parts.staging import RELEASES, STORES, staging_bytes
+from blockscale.kernels.parts.staging import RELEASES, STORES, most_held, staging_bytes
 from blockscale.problem import NVFP4, Problem, Target
 
 CALL_FIELDS: tuple[str, ...] = ("ctas", "persist_mb")
@@ -48,7 +48,6 @@ ALLOWED: dict[str, Sequence[Any]] = {
 }
 # Tile indices are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
 MOST_CTAS = 2**16 - 1
-MOST_READ_GELU = 64
 MOST_TILES = 2**31 - 2**16
 RANGES = {
     "group": range(1, 2**10 + 1),
@@ -126,8 +125,9 @@ def _cluster(config: Config) -> Iterator[Reason]:
 
 
 def _epilogue(problem: Problem, config: Config) -> Iterator[Reason]:
-    if problem.activation == "gelu" and config.read > MOST_READ_GELU:
-        yield Reason("config.read", f"{config.read}, at most {MOST_READ_GELU} beside gelu, which takes the registers")
+    most = most_held(problem.activation)
+    if config.read > most:
+        yield Reason("config.read", f"{config.read}, at most {most} beside {problem.activation}, which takes registers")
     if config.store != "direct":
         if config.swap:
             yield Reason("config.swap", f"True, expected False beside store {config.store!r}")
@@ -153,7 +153,7 @@ def _memory(problem: Problem, target: Target, config: Config) -> Iterator[Reason
 def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
     name, columns = ("m", problem.m) if config.swap else ("n", problem.n)
     width = config.tile[1]
-    if width % 32 and (columns > width or (config.cluster or (1, 1))[1] > 1):
+    if not Geometry(config.tile, cluster=config.cluster).can_tile(columns):
         yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
     if tile_count(problem, config) > MOST_TILES:
         tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {MOST_TILES}"

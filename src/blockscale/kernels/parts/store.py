@@ -13,13 +13,13 @@ from cutlass.cute.nvgpu import cpasync
 from blockscale.kernels.parts import quantise
 from blockscale.kernels.parts.geometry import ATOM_BYTES
 from blockscale.kernels.parts.staging import ROWS
+from blockscale.kernels.parts.tma import POLICIES
 
 Words = list[Int32]
 
 VECTORS = (32, 16)  # bytes of a store, widest first
 TMA_ALIGNMENT = 16  # of rows in global memory
 PAIRS = {Float16: "f16x2", BFloat16: "bf16x2"}
-CACHE_POLICIES = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}  # what createpolicy makes
 
 
 def pack(values: list[Float32], dtype: type[cutlass.Numeric]) -> Words:
@@ -192,7 +192,7 @@ class Boxes:
         source, target = cpasync.tma_partition(
             self.map.atom, 0, cute.make_layout(1), cute.group_modes(self.smem, 0, 2), cute.group_modes(gBox, 0, 3)
         )
-        policy = {"cache_policy": Int64(CACHE_POLICIES[l2])} if l2 else {}
+        policy = {"cache_policy": Int64(POLICIES[l2])} if l2 else {}
         cute.copy(self.map.atom, source[None, cute.arch.warp_idx() * self.slots + slot], target, **policy)
 
     def next(self, slot: Int32) -> Int32:
