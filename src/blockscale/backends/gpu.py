@@ -216,8 +216,9 @@ class Call:
             at = given[i].data_ptr()
             if at % align:
                 if i in entry.outputs or given[i].device.type != "cpu":
-                    name = "out.codes" if (names[i], self.out_dtype) == ("out", NVFP4) else names[i]
-                    raise ValueError(f"{TITLES.get(name, name)}: at address {at:#x}, expected a multiple of {align} bytes")
+                    quantised = names[i] == "out" and self.out_dtype == NVFP4
+                    name = "out.codes" if quantised else TITLES.get(names[i], names[i])
+                    raise ValueError(f"{name}: at address {at:#x}, expected a multiple of {align} bytes")
                 moved[i] = given[i].clone()
         return moved
 

@@ -115,11 +115,16 @@ def test_pairs_that_no_kernel_has_are_those_that_are_refused():
         ("tile", "fallback_cluster"),
         ("tile", "out_dtype"),
         ("cluster", "fallback_cluster"),
-        ("read", "activation"),  # registers
         ("schedule", "ctas"),
         ("swap", "store"),
         ("swap", "out_dtype"),
         ("store", "out_dtype"),
+        ("swap", "l2_out"),  # those without an effect
+        ("l2_out", "out_dtype"),
+        ("read", "out_dtype"),
+        ("swap", "store_slots"),
+        ("store_slots", "out_dtype"),
+        ("store", "store_slots"),
     }
 
 
