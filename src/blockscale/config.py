@@ -26,7 +26,7 @@ class Config:
         l2_a, l2_b, l2_scales, l2_out: what L2 is told about operands and result: None, "evict_first" or "evict_last".
         store: how results leave: "direct" from registers; "tma" by way of shared memory, swizzled; "tma_rows" likewise,
             row after row, as a first version would.
-        read: columns of tensor memory that a thread reads before it waits for them.
+        read: the most columns of tensor memory that a thread reads before it waits for them.
         release: when an accumulator is free: "late", once it is stored, or "early", once it is read.
         store_slots: buffers of a warp for what leaves by way of shared memory.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.

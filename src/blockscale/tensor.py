@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blockscale import ops, threads
-from blockscale.formats import blocks, e4m3, layouts, packing
+from blockscale.formats import blocks, e4m3, indexing, layouts, packing
 from blockscale.formats.layouts import ATOMS, BLOCK, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
 
 if TYPE_CHECKING:
@@ -263,9 +263,9 @@ class NVFP4Tensor:
 
         Rows of "128x4-grouped" cannot be sliced: take `.with_layout("linear")` first.
         """
-        *lead, rows, cols = _full_index(index, self.ndim)
-        k0, k1 = _unit_slice(cols, self.shape[-1], "K")
-        r0, r1 = _unit_slice(rows, self.shape[-2], "M")
+        *lead, rows, cols = indexing.full_index(index, self.ndim)
+        k0, k1 = indexing.unit_slice(cols, self.shape[-1], "K")
+        r0, r1 = indexing.unit_slice(rows, self.shape[-2], "M")
         if k0 % BLOCK or (k1 % BLOCK and k1 != self.shape[-1]) or k1 <= k0:
             raise ValueError(
                 f"index: K slice {k0}:{k1} of K = {self.shape[-1]} must be non-empty and lie on multiples of {BLOCK}"
@@ -490,25 +490,3 @@ def as_float(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _full_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    index = index if isinstance(index, tuple) else (index,)
-    if index.count(Ellipsis) > 1 or len(index) - index.count(Ellipsis) > ndim:
-        raise IndexError(f"index: {len(index)} entries for {ndim} dimensions")
-    at = index.index(Ellipsis) if Ellipsis in index else len(index)
-    fill = (slice(None),) * (ndim - (len(index) - index.count(Ellipsis)))
-    full = (*index[:at], *fill, *index[at + 1 :])
-    for entry in full[:-2]:
-        if isinstance(entry, bool) or not isinstance(entry, (int, slice)):
-            raise TypeError(f"index: {type(entry).__name__} in a batch dimension, expected an integer or a slice")
-        if isinstance(entry, slice) and (entry.step or 1) < 1:
-            raise ValueError(f"index: {entry!r} in a batch dimension, expected a step of at least 1")
-    return full
-
-
-def _unit_slice(entry: Any, size: int, name: str) -> tuple[int, int]:
-    if not isinstance(entry, slice) or entry.step not in (None, 1):
-        raise TypeError(f"index: {entry!r} in dimension {name}, expected a slice of step 1")
-    start, stop, _ = entry.indices(size)
-    return start, max(start, stop)

@@ -176,7 +176,10 @@ def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
     name, columns = ("m", problem.m) if config.swap else ("n", problem.n)
     width = config.tile[1]
     if not Geometry(config.tile, cluster=config.cluster).can_tile(columns):
-        yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
+        if columns > width:
+            yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
+        once = "no multiple of 32, they make one tile alone"
+        yield Reason("config.cluster", f"{config.cluster}, expected a second side of 1 beside {width} columns: {once}")
     if tile_count(problem, config) > MOST_TILES:
         tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {MOST_TILES}"
         yield Reason("config.tile", tiles)
