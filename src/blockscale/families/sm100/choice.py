@@ -101,10 +101,8 @@ def _swap(view: _Kernel) -> _Step:
     if view.problem.out_dtype == NVFP4:
         return view, "operands as they are: NVFP4 results have their blocks along the rows"
     if exchanged >= as_they_are:
-        return (
-            view,
-            f"operands as they are: exchanged they would make {exchanged:,} sums, not {as_they_are:,} (published)",
-        )
+        sums = f"{exchanged:,} beside {as_they_are:,}"
+        return view, f"operands as they are: exchanged they would make no fewer sums, {sums} (published)"
     why = f"operands exchanged: m = {m} as columns makes {exchanged:,} sums to multiply instead of {as_they_are:,}"
     return replace(view, swap=True, config=replace(view.config, swap=True)), f"{why} (published)"
 
