@@ -71,11 +71,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", choices=tuple(TARGETS), default=next(iter(TARGETS)))
+    parser.add_argument("--target", choices=tuple(TARGETS), default="sm_100a")
     parser.add_argument("--schedule", choices=SCHEDULES, default="lazy", help="when asynchronous operations complete")
     parser.add_argument("--seed", type=int, default=0, help="of every order that nothing promises")
     parser.add_argument("--checks", choices=CHECKS, default="all")
-    parser.add_argument("--sms", type=int, default=148, help="CTAs that run at a time")
+    parser.add_argument("--sms", type=int, help="CTAs that run at a time; by default the chip's multiprocessors")
     parser.add_argument("--summary", action="store_true", help="print findings and counters of each launch")
     parser.add_argument("--json", action="store_true", help="print findings and counters as JSON, a list of launches")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for Perfetto (FILE, FILE-2, ...)")

@@ -21,9 +21,11 @@ from ptxemu.isa.engine import Decoded
 from ptxemu.isa.move import mov
 from ptxemu.isa.names import short
 from ptxemu.isa.operands import registers_in
+from ptxemu.isa.refusals import check
 from ptxemu.isa.special import special
 from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed, scalar_text, widen
 from ptxemu.isa.undefined import Undefined
+from ptxemu.machine.chip import Chip
 from ptxemu.machine.lanes import FULL, WORD, lanes, merge
 from ptxemu.machine.memory import SHARED_BASE
 from ptxemu.machine.program import Block, Program
@@ -31,6 +33,7 @@ from ptxemu.text.inline import inlined
 from ptxemu.text.module import (
     Function,
     Immediate,
+    Instruction,
     Module,
     Operand,
     Register,
@@ -46,12 +49,18 @@ __all__ = ["generate"]
 _serial = itertools.count()
 
 
-def generate(module: Module, kernel: str) -> Program:
-    """Decodes the kernel and makes its program.
+def generate(module: Module, kernel: str, chip: Chip | None = None) -> Program:
+    """Decodes the kernel and makes its program; for a chip, or for all at once.
 
-    Raises UnknownInstruction for what the table does not hold, ParseError for a label or symbol that is not there.
+    Raises UnknownInstruction for what the table does not hold or the chip does not have, ParseError for a label or
+    symbol that is not there.
     """
-    return _Generator(module, inlined(module, module.functions[kernel])).program()
+    function = inlined(module, module.functions[kernel])
+    if chip is not None:
+        for item in function.body:
+            if isinstance(item, Instruction):
+                check(item, chip)
+    return _Generator(module, function).program()
 
 
 def _align(offset: int, align: int) -> int:

@@ -17,6 +17,7 @@ from ptxemu.machine.queue import Operation, Queue
 from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from ptxemu.machine.chip import Chip
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.memory import GlobalMemory, Region
     from ptxemu.machine.program import Program
@@ -41,6 +42,7 @@ class Grid:
     def __init__(
         self,
         program: Program,
+        chip: Chip,
         memory: GlobalMemory,
         queue: Queue,
         parameters: Region,
@@ -62,6 +64,7 @@ class Grid:
         at_exit: Callable[[Cta, Warp], None] | None = None,
     ) -> None:
         self.program = program
+        self.chip = chip
         self.memory = memory
         self.queue = queue
         self.parameters = parameters
