@@ -31,6 +31,7 @@ from ptxemu.machine.memory import GlobalMemory  # noqa: E402
 class Recorder:
     """A device that keeps what it is asked and does nothing."""
 
+    target = "sm_100a"
     chip = CHIPS["sm_100a"]
     sms = 148
 
