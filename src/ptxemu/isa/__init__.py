@@ -24,6 +24,7 @@ CHAPTERS = (
     "bulk",
     "tensor_memory",
     "tcgen05",
+    "wgmma",
 )
 
 for _chapter in CHAPTERS:

@@ -6,8 +6,8 @@ A form is one line of the manual's syntax with the function that carries it out:
     def add(a, b): ...
 
 In the opcode, `.name` is a choice when a keyword argument of that name lists its values, and literal text otherwise;
-`{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector and
-`d|p` two results.
+`{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector,
+`<+a>` one that is read and written, and `d|p` two results.
 Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or
 an optional literal, reaches the function when it has a keyword-only parameter of that name (`::` becomes `_`).
 
@@ -39,6 +39,8 @@ __all__ = ["Decoded", "Form", "Value", "decode", "flow", "forms", "lanes", "thre
 
 Value = Any  # a uniform int, or a numpy array of 32 lanes; predicates are an int with a bit a lane
 F = TypeVar("F", bound=Callable[..., Any])
+Modifiers = Mapping[str, str | bool | None]
+Lengths = Callable[[Modifiers], Mapping[str, int]]
 
 _TOKEN = re.compile(r"\{|\}|\.[A-Za-z0-9_:]+")
 # Operand names that mean the same wherever the syntax has them.
@@ -49,10 +51,14 @@ _FORMS: dict[str, list[Form]] = {}  # by base opcode
 
 @dataclass(frozen=True)
 class Slot:
-    """One operand position: the names it binds, and whether it is bracketed (`[a, b]`) or a pair (`d|p`)."""
+    """One operand position: the names it binds, and whether it is bracketed (`[a, b]`) or a pair (`d|p`).
+
+    updated: the function takes it and gives it back.
+    """
 
     names: tuple[str, ...]
     shape: str  # "plain", "address", "pair" or "vector"
+    updated: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Form:
     choices: Mapping[str, tuple[str, ...]]
     takes_ints: bool  # a lane-wise function that takes ints among its arrays
     converge: str | None  # "aligned": all lanes of the warp; otherwise the operand that names the lanes
+    lengths: Lengths | None = None  # of vectors, by the modifiers
 
     @property
     def opcode(self) -> str:
@@ -122,6 +129,11 @@ class Decoded:
         vectors = [o for o in (*self.results, *self.sources) if isinstance(o, Vector)]
         return len(vectors[0].items) if vectors else 1
 
+    @property
+    def updated(self) -> tuple[Operand | None, ...]:
+        """The operands that are sources and results both."""
+        return tuple(o for n, o in zip(self.form.sources, self.sources, strict=True) if n in self.result_names)
+
     def type_of(self, operand: str) -> str | None:
         """The PTX type of the named operand: what the form says, by default its `.type`; None when it has none."""
         return self.form.type_of(operand, self.modifiers)
@@ -140,10 +152,19 @@ def lanes(
     return _entry("lanes", syntax, operands, choices, ints)
 
 
-def warp(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
+def warp(
+    syntax: str,
+    operands: Mapping[str, str] | str = MappingProxyType({}),
+    lengths: Lengths | None = None,
+    /,
+    **choices: str,
+) -> Callable[[F], F]:
     """A function `f(w, m, *operands)` of the warp and the mask of its lanes; `converge=` names a mask of lanes that
-    have to arrive first (an `.aligned` form waits for the whole warp by itself)."""
-    return _entry("warp", syntax, operands, choices)
+    have to arrive first (an `.aligned` form waits for the whole warp by itself).
+
+    lengths: how many elements each vector has, by the modifiers.
+    """
+    return _entry("warp", syntax, operands, choices, lengths=lengths)
 
 
 def thread(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
@@ -158,13 +179,18 @@ def flow(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), 
 
 
 def _entry(
-    kind: str, syntax: str, operands: Mapping[str, str] | str, choices: dict[str, str], ints: bool = False
+    kind: str,
+    syntax: str,
+    operands: Mapping[str, str] | str,
+    choices: dict[str, str],
+    ints: bool = False,
+    lengths: Lengths | None = None,
 ) -> Callable[[F], F]:
     converge = choices.pop("converge", None)
     listed = {name: tuple(values.split()) for name, values in choices.items()}
 
     def register(function: F) -> F:
-        form = _make(kind, syntax, function, operands, listed, ints, converge)
+        form = _make(kind, syntax, function, operands, listed, ints, converge, lengths)
         _FORMS.setdefault(form.opcode, []).append(form)
         decode_opcode.cache_clear()
         return function
@@ -180,6 +206,7 @@ def _make(
     choices: dict[str, tuple[str, ...]],
     ints: bool,
     converge: str | None,
+    lengths: Lengths | None,
 ) -> Form:
     head, _, tail = syntax.partition(" ")
     parameters = inspect.signature(function).parameters.values()
@@ -204,7 +231,9 @@ def _make(
     operands = {name: kind for name, kind in _USUAL.items() if name in names} | dict(operands)
     if not (function.__doc__ or "").startswith("PTX '"):
         raise TypeError(f"{syntax}: the docstring of {function.__name__} has to begin with its section: PTX '...'")
-    return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge)
+    return Form(
+        syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge, lengths
+    )
 
 
 def _compile_opcode(head: str, choices: Mapping[str, tuple[str, ...]]) -> tuple[re.Pattern[str], set[str]]:
@@ -255,7 +284,7 @@ def _slot(text: str) -> Slot:
     if text.startswith("["):
         return Slot(tuple(part.strip() for part in text.strip("[]").split(",")), "address")
     if text.startswith("<"):
-        return Slot((text.strip("<>"),), "vector")
+        return Slot((text.strip("<+>"),), "vector", text.startswith("<+"))
     if "|" in text:
         return Slot(tuple(part.strip() for part in text.split("|")), "pair")
     return Slot((text,), "plain")
@@ -310,21 +339,25 @@ def decode(instruction: Instruction, widths: Mapping[str, int] | None = None) ->
 
 
 def _slots(
-    form: Form, modifiers: Mapping[str, str | bool | None], variant: tuple[Slot, ...], bound: Mapping[str, Operand]
-) -> Iterator[tuple[str, str | None, Operand]]:
-    """The operands with the shape and the type of their slots, as `misfit` takes them."""
+    form: Form, modifiers: Modifiers, variant: tuple[Slot, ...], bound: Mapping[str, Operand]
+) -> Iterator[tuple[str, str | None, Operand, int | None]]:
+    """The operands with the shape, the type and the length of their slots, as `misfit` takes them."""
+    lengths = form.lengths(modifiers) if form.lengths is not None else {}
     for slot in variant:
         for place, name in enumerate(slot.names):
             if slot.shape == "address":
-                yield "part" if place else "address", None, bound[name]
+                yield "part" if place else "address", None, bound[name], None
             else:
-                yield slot.shape, form.type_of(name, modifiers), bound[name]
+                yield slot.shape, form.type_of(name, modifiers), bound[name], lengths.get(name)
 
 
 def _results(variant: tuple[Slot, ...], sources: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the results: what comes before the first operand that the function takes, or an address."""
+    """The names of the results: what comes before the first operand that the function takes alone, or an address."""
     names: list[str] = []
     for slot in variant:
+        if slot.updated:
+            names += slot.names
+            continue
         if slot.shape == "address" or slot.names[0] in sources:
             break
         names += slot.names

@@ -7,26 +7,24 @@ ints, others one of arrays.  Each line of the generated text knows its PTX line.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Hashable
 from typing import Any
-
-import numpy as np
 
 from ptxemu.errors import ParseError
 from ptxemu.isa.batches import batch, pure_runs, run_batch
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
+from ptxemu.isa.flight import InFlight
 from ptxemu.isa.move import mov
 from ptxemu.isa.names import short
-from ptxemu.isa.operands import registers_in
+from ptxemu.isa.operands import each_lane, registers_in
 from ptxemu.isa.refusals import check
 from ptxemu.isa.special import special
 from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed, scalar_text, widen
 from ptxemu.isa.undefined import Undefined
 from ptxemu.machine.chip import Chip
-from ptxemu.machine.lanes import FULL, WORD, lanes, merge
+from ptxemu.machine.lanes import FULL, WORD, merge
 from ptxemu.machine.memory import SHARED_BASE
 from ptxemu.machine.program import Block, Program
 from ptxemu.text.inline import inlined
@@ -77,6 +75,7 @@ class _Generator:
         self.widths = list(registers.values())
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.undefined = Undefined(self.plans[0].live_in, self.numbers, self.predicate)
+        self.flight = InFlight(self.plans, self.numbers)
         self.filename = f"<ptx {function.name} {next(_serial)}>"
         self.text: list[str] = []
         self.lines: list[int] = []  # the PTX line of each line of `text`
@@ -86,6 +85,7 @@ class _Generator:
             "widen": widen,
             "add_offset": _add_offset,
             "FULL": FULL,
+            **self.flight.scope,
         }
         self.bound: dict[Any, str] = {}  # names in `scope` of what is there already
         self.offsets: dict[str, int] = {}
@@ -177,6 +177,7 @@ class _Generator:
             for group in batch(run, self.batch_key):
                 self.line = group[0].instruction.line
                 self.emit_all(self.undefined.reads(group))
+                self.emit_all(self.flight.before(group))
                 if len(group) > 1:
                     self.batched(group)
                 elif group[0].form.kind == "copy":
@@ -184,6 +185,7 @@ class _Generator:
                 else:
                     self.instruction(group[0], p.index)
                 self.emit_all(self.undefined.writes(group))
+                self.emit_all(self.flight.after(group))
                 self.loaded(group, loads)
         if p.jump is not None:
             self.line = p.jump.line
@@ -388,7 +390,7 @@ class _Generator:
     def bound_function(self, found: Decoded) -> str:
         options = tuple(found.modifiers[name] for name in found.form.options if name != "parts")
         key = (found.form.function, options, found.parts if "parts" in found.form.options else 0)
-        make = (lambda: _each_lane(found.function)) if found.form.kind == "thread" else (lambda: found.function)
+        make = (lambda: each_lane(found.function)) if found.form.kind == "thread" else (lambda: found.function)
         return self.bind(key, "F", make)
 
     def assign(self, found: Decoded, expression: str, indent: str, guarded: bool) -> None:
@@ -428,10 +430,12 @@ class _Generator:
         if found.converge is not None:
             self.converge(found, p.index)
         self.emit_all(self.undefined.reads([found]))
+        self.emit_all(self.flight.before([found]))
         self.emit(f"    return w.start({self.call(found, 'm')}, finish_{p.index}, B{p.index})")
         self.emit(f"def finish_{p.index}(w, R, m, result):")
         self.assign(found, "result", "    ", guarded=False)
         self.emit_all(self.undefined.writes([found]))
+        self.emit_all(self.flight.after([found]))
         self.flush(p)
         self.emit(f"    return B{p.index + 1}")
 
@@ -457,7 +461,10 @@ def _constant_bits(found: Decoded, name: str, operand: Operand | None) -> int | 
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if name not in found.form.operand_types and not any(isinstance(i, Immediate) and i.float_bits for i in items):
         return None
-    bits = bits_of(found.type_of(name) or "b32")
+    kind = found.type_of(name) or "b32"
+    if kind == "imm":
+        return None
+    bits = bits_of(kind)
     return bits // len(items) if found.form.opcode == "mov" else bits
 
 
@@ -466,29 +473,3 @@ def _add_offset(value: Any, offset: int, width: int) -> Any:
     if type(value) is int:
         return value + offset & (1 << width) - 1
     return value + WORD[width](offset & (1 << width) - 1)
-
-
-def _each_lane(function: Callable[..., Any]) -> Callable[..., None]:
-    """Of a function that one thread issues, the function of a warp: once when the operands are uniform."""
-
-    @functools.wraps(function)
-    def issue(w: Any, m: int, *operands: Any) -> None:
-        if any(_varies(operand) for operand in operands):
-            for lane in lanes(m):
-                function(w, 1 << lane, *(_of_lane(operand, lane) for operand in operands))
-        else:
-            function(w, m, *operands)
-
-    return issue
-
-
-def _varies(operand: Any) -> bool:
-    if isinstance(operand, tuple):
-        return any(_varies(item) for item in operand)
-    return isinstance(operand, np.ndarray)
-
-
-def _of_lane(operand: Any, lane: int) -> Any:
-    if isinstance(operand, tuple):
-        return tuple(_of_lane(item, lane) for item in operand)
-    return int(operand[lane]) if isinstance(operand, np.ndarray) else operand

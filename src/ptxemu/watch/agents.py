@@ -197,6 +197,16 @@ class WarpAgent(Agent):
         stream = self.stream("tcgen05.ld", 0)
         self.learn(stream, min(self.loads.values(), default=stream.head + 1) - 1)
 
+    def new_stream(self, kind: str) -> Stream:
+        """One that several warps share."""
+        return Stream(self.clock.chains.new(kind), 0)
+
+    def leave(self) -> Clock:
+        """What it knows when it comes to an operation of several warps."""
+        before = self.clock.copy()
+        self._tick()  # what the warp does from now on does not come before
+        return before
+
     # Who its asynchronous operations act as: with what it knows when it issues them.
 
     def _issue(self, chain: int, index: int, barrier: Mbarrier | None = None) -> Agent:
@@ -225,6 +235,16 @@ class WarpAgent(Agent):
             known = agent.clock.fit()
             known[ORDER, stream.chain] = known[TENSOR, stream.chain] = stream.head
         return agent
+
+    def collective(self, clocks: list[Clock], stream: Stream) -> Agent:
+        """An operation of several warps, which comes after what all of them knew."""
+        stream.head += 1
+        first, *others = clocks
+        known = first.fit()
+        for other in others:
+            np.minimum(known, other.fit(), out=known)
+        known[ORDER, stream.chain] = stream.head
+        return Agent(self.warp, first, stream.chain, stream.head)
 
     def loading(self, line: int) -> Agent:
         """A tcgen05.ld at a PTX line, which reads at once: it needs no clock of its own."""

@@ -161,6 +161,10 @@ class Rules:
             return "missing tcgen05.wait::ld", f"{me} overtakes {them} that no tcgen05.wait::ld waited for"
         if stream == "tcgen05.st":
             return "missing tcgen05.wait::st", f"{me} may come before {them} that no tcgen05.wait::st waited for"
+        if stream == "wgmma" and not self._waited_for(serial, other, chain, index):
+            return "missing wgmma.wait_group", (
+                f"{me} overwrites what a wgmma still reads: wgmma.wait_group has to come first"
+            )
         if stream == "bulk source":
             return "bulk store source reused", (
                 f"{me} overwrites what a bulk store still reads: cp.async.bulk.wait_group.read has to come first"
