@@ -203,16 +203,16 @@ def abs_bf16(a: Value) -> Value:
     return (a.view(np.uint16) & np.uint16(0x7FFF)).view(a.dtype)
 
 
-@lanes("min{.NaN}.type d, a, b", type="bf16 bf16x2")
-def min_bf16(a: Value, b: Value, *, NaN: bool) -> Value:
+@lanes("min{.NaN}{.xorsign.abs}.type d, a, b", type="bf16 bf16x2")
+def min_bf16(a: Value, b: Value, *, NaN: bool, xorsign: bool) -> Value:
     """PTX 'Half Precision Floating Point Instructions: min'."""
-    return _to_bf16(_extreme(_bf16(a), _bf16(b), np.fmin, NaN), a)
+    return _to_bf16(_min_max(np.fmin, (_bf16(a), _bf16(b)), False, NaN, xorsign), a)
 
 
-@lanes("max{.NaN}.type d, a, b", type="bf16 bf16x2")
-def max_bf16(a: Value, b: Value, *, NaN: bool) -> Value:
+@lanes("max{.NaN}{.xorsign.abs}.type d, a, b", type="bf16 bf16x2")
+def max_bf16(a: Value, b: Value, *, NaN: bool, xorsign: bool) -> Value:
     """PTX 'Half Precision Floating Point Instructions: max'."""
-    return _to_bf16(_extreme(_bf16(a), _bf16(b), np.fmax, NaN), a)
+    return _to_bf16(_min_max(np.fmax, (_bf16(a), _bf16(b)), False, NaN, xorsign), a)
 
 
 # Signs, minimum and maximum

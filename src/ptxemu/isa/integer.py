@@ -182,7 +182,7 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
 def _fns(mask: int, base: int, offset: int) -> int:
     if offset == 0:
         return base if mask >> base & 1 else -1
-    places = range(base, 32) if offset > 0 else range(base, -1, -1)
+    places = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1)
     found = [place for place in places if mask >> place & 1]
     return found[abs(offset) - 1] if len(found) >= abs(offset) else -1
 
