@@ -320,7 +320,7 @@ def test_a_read_before_the_wait_shows_no_result() -> None:
 
 
 UNTIDY = [
-    ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;", 
+    ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;",
      {"register of a wgmma in flight", "wgmma not waited for"}),
     ("    wgmma.fence.sync.aligned;\n", "", {"missing wgmma.fence"}),
     (MMA, f"    add.u32 %d0, %d0, 0;\n{MMA}", {"missing wgmma.fence"}),

@@ -50,7 +50,7 @@ class Collective(Signal):
         self.d: dict[int, Registers] = {}
         self.a: dict[int, Registers] = {}
         self.out: dict[int, U32] = {}
-        self.clocks: list[Clock] = []
+        self.before: list[tuple[int, Clock]] = []
         self.index = 0
 
     def wait(self) -> Wait:
@@ -97,7 +97,7 @@ class Warpgroup:
         found.d[place], found.a[place] = d if op.accumulate else (), a
         found.out[place] = np.full((op.kind.registers, LANES), 0xFFFFFFFF, np.uint32)
         if w.agent is not None:
-            found.clocks.append(w.agent.leave())
+            found.before.append(w.agent.leave())
         if len(found.out) == WARPS:
             self.waiting.popleft()
             self.begun += 1
@@ -109,7 +109,7 @@ class Warpgroup:
         if w.agent is not None:
             if self.stream is None:
                 self.stream = w.agent.new_stream("wgmma")
-            agent = w.agent.collective(found.clocks, self.stream)
+            agent = w.agent.together(found.before, self.stream)
             found.index = agent.index
         self.cta.cluster.grid.counters.mmas[str(found.op.kind)] += 1
         action = functools.partial(self._complete, found)
