@@ -417,4 +417,4 @@ def test_module_variables() -> None:
 
 def test_every_form_has_a_case() -> None:
     if len(KERNELS) > 50:  # all tests of this file ran in this process
-        assert missing_forms(["memory", "matrix"], KERNELS) == []
+        assert missing_forms(["memory"], KERNELS) == []

@@ -20,6 +20,7 @@ CHAPTERS = (
     "cp_async",
     "remote",
     "matrix",
+    "mma",
     "bulk_groups",
     "bulk",
     "tensor_memory",

@@ -11,11 +11,13 @@ In the opcode, `.name` is a choice when a keyword argument of that name lists it
 Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or
 an optional literal, reaches the function when it has a keyword-only parameter of that name (`::` becomes `_`).
 
-Three decorators, by what the function needs:
+Four decorators, by what the function needs:
 
 - `lanes`: pure arithmetic.  Gets and returns numbers of the operand's type, one uniform value or an array of 32 lanes.
 - `warp`: needs the warp; called once for the lanes of a mask: `f(w, m, *operands)`.  May be a generator that yields
   `Wait`s: the warp stays at the instruction until each is over.
+- `matrix`: arithmetic of the registers of a whole warp: `f(w, *operands)` for several equal instructions, each operand
+  and the result (instructions, registers, 32) uint32.
 - `thread`: as `warp`, but the operands are plain ints: called once when they are uniform, otherwise lane by lane.
 """
 
@@ -35,7 +37,7 @@ from ptxemu.errors import ParseError, UnknownInstruction
 from ptxemu.isa.fit import misfit
 from ptxemu.text.module import Address, Instruction, Operand, Pair, Vector
 
-__all__ = ["Decoded", "Form", "Value", "decode", "flow", "forms", "lanes", "thread", "warp"]
+__all__ = ["Decoded", "Form", "Modifiers", "Value", "decode", "flow", "forms", "lanes", "matrix", "thread", "warp"]
 
 Value = Any  # a uniform int, or a numpy array of 32 lanes; predicates are an int with a bit a lane
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,7 +68,7 @@ class Form:
     """One entry of the table."""
 
     syntax: str
-    kind: str  # "lanes", "warp", "thread" or "flow"
+    kind: str  # "lanes", "matrix", "warp", "thread" or "flow"
     function: Callable[..., Any]
     pattern: re.Pattern[str]
     variants: tuple[tuple[Slot, ...], ...]  # the operand lists that the optional parts allow
@@ -167,6 +169,11 @@ def warp(
     return _entry("warp", syntax, operands, choices, lengths=lengths)
 
 
+def matrix(syntax: str, operands: Mapping[str, str] | str, lengths: Lengths, /, **choices: str) -> Callable[[F], F]:
+    """A function `f(w, *operands)` of stacks of registers, whose operands are vectors of `lengths` or registers."""
+    return _entry("matrix", syntax, operands, choices, lengths=lengths)
+
+
 def thread(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
     """A function `f(w, m, *operands)` of plain ints that one thread issues; `m` has the bit of that lane alone, or all
     active lanes when the operands are uniform."""
@@ -216,6 +223,8 @@ def _make(
         if taken[:2] != ["w", "m"]:
             raise TypeError(f"{syntax}: a {kind} function starts with w, m")
         taken = taken[2:]
+    elif kind == "matrix":
+        taken = taken[1:]
     pattern, flags = _compile_opcode(head, choices)
     variants = tuple(_operand_lists(tail))
     names = {name for variant in variants for slot in variant for name in slot.names}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ptxemu.errors import ParseError
-from ptxemu.isa.batches import batch, pure_runs, run_batch
+from ptxemu.isa.batches import batch, pure_runs, run_batch, run_matrix
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.flight import InFlight
@@ -172,18 +172,23 @@ class _Generator:
                 self.emit(f"    r{index} = R[{index}]")
         if p.alone is not None:
             return self.blocking(p, p.alone)
+        if p.body and p.body[0].converge is not None:
+            self.line = p.body[0].instruction.line
+            self.converge(p.body[0], p.index)
         loads: dict[int, set[str]] = {}  # the registers that each tcgen05.ld has still to give, by its line
         for run in pure_runs(p.body):
             for group in batch(run, self.batch_key):
                 self.line = group[0].instruction.line
                 self.emit_all(self.undefined.reads(group))
                 self.emit_all(self.flight.before(group))
-                if len(group) > 1:
+                if group[0].form.kind == "matrix":
+                    self.matrices(group)
+                elif len(group) > 1:
                     self.batched(group)
                 elif group[0].form.kind == "copy":
                     self.copy(group[0])
                 else:
-                    self.instruction(group[0], p.index)
+                    self.instruction(group[0])
                 self.emit_all(self.undefined.writes(group))
                 self.emit_all(self.flight.after(group))
                 self.loaded(group, loads)
@@ -279,10 +284,8 @@ class _Generator:
 
     # Instructions
 
-    def instruction(self, found: Decoded, block: int) -> None:
+    def instruction(self, found: Decoded) -> None:
         indent = "    "
-        if found.converge is not None:
-            self.converge(found, block)
         guard = found.instruction.guard
         lane_wise = self.lane_wise(found) if found.form.kind == "lanes" else ""
         if guard is not None and not found.converge:
@@ -324,6 +327,8 @@ class _Generator:
 
     def batch_key(self, found: Decoded) -> Hashable:
         """What instructions have in common that may run as one; None: not this one."""
+        if found.form.kind == "matrix":
+            return found.form.function, tuple(found.modifiers[name] for name in found.form.options)
         if found.form.kind != "lanes" or found.form.function is mov or found.type_of(found.result_names[0]) == "pred":
             return None
         if not all(isinstance(operand, Register) for operand in found.sources):
@@ -340,6 +345,21 @@ class _Generator:
         results = ", ".join(f"r{self.numbers[r.name]}" for found in group for r in registers_in(found.results[0]))
         columns = ", ".join("(" + ", ".join(column) + ")" for column in operands)
         self.emit(f"    {results} = {name}({columns})")
+
+    def matrices(self, group: list[Decoded]) -> None:
+        """Equal instructions on the registers of the whole warp as one."""
+        name = self.bind(("matrix", self.batch_key(group[0])), "matrix", lambda: run_matrix(group[0].function))
+        stacks = []
+        for operands in zip(*(found.sources for found in group), strict=True):
+            each = (self.value(o if isinstance(o, Vector) else Vector((o,)), 32) for o in operands if o is not None)
+            stacks.append(f"({', '.join(each)},)")
+        results = []
+        for found in group:
+            registers = [
+                f"r{self.numbers[r.name]}" if isinstance(r, Register) else "_" for r in _items(found.results[0])
+            ]
+            results.append(f"[{', '.join(registers)}]")
+        self.emit(f"    {', '.join(results)}, = {name}(w, {', '.join(stacks)})")
 
     def copy(self, found: Decoded) -> None:
         """Registers that take the values of others."""
@@ -438,6 +458,11 @@ class _Generator:
         self.emit_all(self.flight.after([found]))
         self.flush(p)
         self.emit(f"    return B{p.index + 1}")
+
+
+def _items(operand: Operand | None) -> tuple[Operand, ...]:
+    """The elements of a vector."""
+    return operand.items if isinstance(operand, Vector) else ()
 
 
 def _block(p: Plan) -> Block:

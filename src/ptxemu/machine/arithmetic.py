@@ -128,6 +128,20 @@ class Fp4Operand:
         return Fp4Operand(self.values[part], self.scales.rows(part))
 
 
+# Two float32 a byte, as one float64: a single item is what numpy looks up fastest.
+_FP4_PAIRS = (
+    nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None]))
+    .astype(np.float32)
+    .view(np.float64)
+    .ravel()
+)
+
+
+def decode_fp4(packed: npt.NDArray[np.uint8]) -> F32:
+    """Packed E2M1 codes (rows, K / 2) to values (rows, K)."""
+    return np.asarray(_FP4_PAIRS[packed].view(np.float32))
+
+
 def multiply_fp4(a: Fp4Operand, b: Fp4Operand, c: F32 | None) -> F32:
     """One kind::mxf4 or kind::mxf4nvf4 MMA: groups of 16 exact products, each times its two scales, aligned at 35 bits.
 
