@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ptxemu.errors import LaunchError, MemoryFault
 from ptxemu.isa.bulk_groups import Store, groups_of
-from ptxemu.isa.engine import Value, thread
+from ptxemu.isa.engine import Value, thread, warp
 from ptxemu.isa.mbarrier import barrier_at
+from ptxemu.isa.sync import fence
 from ptxemu.machine import tma
 from ptxemu.machine.lanes import lanes
 from ptxemu.machine.memory import RANK_SHIFT, Order, Touched, strength
@@ -445,3 +446,18 @@ def _replace(w: Warp, at: int, field: str, ordinal: int, value: int, space: str 
     raw = bytearray(view.tobytes())
     replace_field(raw, field, value, ordinal)
     view[:] = np.frombuffer(raw, np.uint8)
+
+
+@warp(
+    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.scope.sync.aligned [to], [origin], size",
+    scope="cta cluster gpu sys",
+)
+def copy_map(w: Warp, m: int, to: Value, origin: Value, size: Value, *, scope: str) -> None:
+    """PTX 'tensormap.cp_fenceproxy'.  A map goes from shared to global memory, and a release follows."""
+    if size != SIZE:
+        raise LaunchError(f"tensormap.cp_fenceproxy of {size} bytes; allowed: {SIZE}")
+    if type(to) is not int or type(origin) is not int or to % SIZE or origin % SIZE:
+        raise InvalidTensorMap(f"tensormap.cp_fenceproxy: one pair of addresses, aligned to {SIZE} bytes, is needed")
+    found = w.shared.view(w.space("shared::cta", origin & 0xFFFFFFFF, m)[1], SIZE)
+    w.memory.view(to, SIZE, write=True)[:] = found
+    fence(w, m, scope=scope)
