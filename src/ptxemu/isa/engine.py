@@ -134,7 +134,7 @@ class Decoded:
     @property
     def updated(self) -> tuple[Operand | None, ...]:
         """The operands that are sources and results both."""
-        return tuple(o for n, o in zip(self.form.sources, self.sources, strict=True) if n in self.result_names)
+        return tuple(o for n, o in zip(self.form.sources, self.sources, strict=False) if n in self.result_names)
 
     def type_of(self, operand: str) -> str | None:
         """The PTX type of the named operand: what the form says, by default its `.type`; None when it has none."""
