@@ -296,11 +296,11 @@ def _issue(
     line = w.grid.program.ptx_line(sys._getframe())
     if w.flying:
         check_operands(w, line, kind, d, a if in_registers else ())
-    found = warpgroup_of(w).issue(w, op, line, d, a if in_registers else ())
-    issued_by(w).open.append(found)
+    issued = issued_by(w)
+    found = warpgroup_of(w).issue(w, op, line, issued.together(d), a if in_registers else ())
     block = found.out[w.index % 4]
     w.flying[id(block)] = found
-    return list(block)
+    return issued.begun(found, block)
 
 
 def _uniform(value: Value, m: int, what: str) -> int:

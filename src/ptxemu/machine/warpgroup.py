@@ -10,6 +10,7 @@ complete first in, first out; an operation begins when all four warps have come 
 from __future__ import annotations
 
 import functools
+import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ __all__ = ["Collective", "Issued", "Warpgroup", "issued_by", "warpgroup_of"]
 
 WARPS = 4
 U32 = npt.NDArray[np.uint32]
-Registers = tuple[Any, ...]
+Registers = tuple[Any, ...] | U32  # a thread's registers, or the array (registers, 32) whose rows they are
 
 
 class Collective(Signal):
@@ -141,20 +142,12 @@ def _operands(op: Wgmma) -> str:
 
 def _rows(registers: Registers) -> U32:
     """Registers as (registers, 32)."""
-    first = registers[0]
-    if type(first) is not int and first.base is not None and first.base.shape == (len(registers), LANES):
-        block: U32 = first.base
-        if all(type(r) is not int and r.base is block for r in registers) and _in_order(registers, block):
-            return block
+    if isinstance(registers, np.ndarray):
+        return registers
     rows = np.empty((len(registers), LANES), np.uint32)
     for i, register in enumerate(registers):
         rows[i] = register
     return rows
-
-
-def _in_order(registers: Registers, block: U32) -> bool:
-    start, step = block.ctypes.data, block.strides[0]
-    return all(r.ctypes.data == start + i * step for i, r in enumerate(registers))
 
 
 class Issued:
@@ -168,6 +161,20 @@ class Issued:
         self.groups: list[list[Collective]] = []
         self.touched: set[int] = {0}
         self.registers: dict[Collective, tuple[frozenset[int], frozenset[int]]] = {}  # of D and of A, by number
+        self.newest: tuple[U32, list[U32]] | None = None  # the array that the newest one fills, and its rows
+
+    def begun(self, found: Collective, block: U32) -> list[U32]:
+        """The warp has issued an operation that fills an array; the rows of that, which its registers get."""
+        self.open.append(found)
+        rows = list(block)
+        self.newest = block, rows
+        return rows
+
+    def together(self, registers: tuple[Any, ...]) -> Registers:
+        """The registers as one array, where they are just what the newest operation fills."""
+        if self.newest is None or len(registers) != len(self.newest[1]):
+            return registers
+        return self.newest[0] if all(map(operator.is_, registers, self.newest[1])) else registers
 
     def commit(self) -> None:
         self.groups.append(self.open)
