@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu import parallel
 from ptxemu.arguments import Arguments, aligned, integer
 from ptxemu.errors import Error, LaunchError
 from ptxemu.isa.generate import generate
@@ -96,6 +97,8 @@ class Device:
     (as late as the rules allow), "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives
     the same run.  checks: "all", "strict" or "none".  on_finding: "raise" or "collect".
     sms: CTAs that run at a time; by default the chip's multiprocessors.
+    processes: that share a launch's clusters where these do not depend on each other (Linux); result and findings are
+    those of one.
     max_turns: of the scheduler, after which a launch is given up with TurnLimit; None: none.
 
     Raises LaunchError for any other value.
@@ -111,6 +114,7 @@ class Device:
         on_finding: str = "raise",
         sms: int | None = None,
         max_turns: int | None = None,
+        processes: int = 1,
     ) -> None:
         _one_of("target", target, tuple(TARGETS))
         _one_of("schedule", schedule, SCHEDULES)
@@ -120,6 +124,9 @@ class Device:
         sms, seed = integer("sms", self.chip.sms if sms is None else sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")
+        processes = integer("processes", processes)
+        if processes < 1:
+            raise LaunchError(f"processes={processes}: at least 1")
         if max_turns is not None and integer("max_turns", max_turns) < 1:
             raise LaunchError(f"max_turns={max_turns}: at least 1, or None")
         self.target = target
@@ -129,6 +136,7 @@ class Device:
         self.on_finding = on_finding
         self.sms = sms
         self.max_turns = max_turns
+        self.processes = processes
         self.memory = GlobalMemory()
         self._modules: dict[str, _Loaded] = {}
         self._rest: Rest | None = None  # of the last launch, for a dependent one
@@ -220,6 +228,9 @@ class Device:
 
     def _run(self, grid: Grid) -> Report:
         start = time.perf_counter()
+        divide = self.processes > 1 and self.max_turns is None and parallel.possible(grid)
+        if divide and parallel.run(grid, self.processes):
+            return Report.of(grid, time.perf_counter() - start)
         if self.max_turns is not None:
             grid.scheduler.limit = self.max_turns
         try:

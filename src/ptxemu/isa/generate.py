@@ -16,6 +16,7 @@ from ptxemu.isa.batches import batch, pure_runs, run_batch, run_matrix
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.flight import InFlight
+from ptxemu.isa.independent import independent
 from ptxemu.isa.move import mov
 from ptxemu.isa.names import short
 from ptxemu.isa.operands import each_lane, registers_in
@@ -139,6 +140,7 @@ class _Generator:
             dynamic_align=self.dynamic_align,
             local_size=self.local_size,
             directives=function.directives,
+            independent=independent(function),
             generated_lines=self.lines,
             lines=self.module.lines,
             locations=function.locations,

@@ -27,7 +27,7 @@ def a_rows(registers: Words, rows: int = 16) -> Words:
     count, _, _ = registers.shape
     halves = rows // _GROUP
     parts = registers.reshape(count, -1, halves, _GROUP, _QUAD)
-    return parts.transpose(0, 2, 3, 1, 4).reshape(count, rows, -1)
+    return np.asarray(parts.transpose(0, 2, 3, 1, 4).reshape(count, rows, -1))
 
 
 def b_columns(registers: Words) -> Words:
@@ -40,7 +40,7 @@ def c_values(registers: Words, kind: Any) -> npt.NDArray[Any]:
     count, _, _ = registers.shape
     pair = np.dtype(kind).itemsize // 2  # registers a pair of columns
     parts = registers.reshape(count, -1, pair, _GROUP, _QUAD).transpose(0, 1, 3, 4, 2)
-    return np.ascontiguousarray(parts).view(kind).reshape(count, -1, _GROUP)
+    return np.asarray(np.ascontiguousarray(parts).view(kind).reshape(count, -1, _GROUP))
 
 
 def c_registers(values: npt.NDArray[Any]) -> Words:

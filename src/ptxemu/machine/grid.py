@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Group, Warp
     from ptxemu.watch.counters import Counters
     from ptxemu.watch.findings import Findings
+    from ptxemu.watch.footprint import Footprint
     from ptxemu.watch.watcher import Watcher
 
 __all__ = ["Grid", "Shape"]
@@ -77,6 +78,7 @@ class Grid:
         self.dynamic_bytes: int = dynamic_bytes
         self.sms: int = sms
         self.watch = watch
+        self.footprint: Footprint | None = None  # of a share of the grid
         self.counters = counters
         self.at_exit = at_exit  # called with a CTA that ends and its last warp
         self.prerequisite = prerequisite  # the grid before, if this one started early
@@ -145,18 +147,18 @@ class Grid:
             self.release.without(cta)
             self.ended_warps += len(cta.warps)
             for warp in cta.warps:
-                self._count(warp)
+                self.add_counts(warp.index, warp.counts)
         self.start()
 
-    def _count(self, warp: Warp) -> None:
-        before = self.counts.get(warp.index)
-        both = warp.counts if before is None else [a + b for a, b in zip(before, warp.counts, strict=True)]
-        self.counts[warp.index] = both
+    def add_counts(self, warp: int, counts: list[int]) -> None:
+        """How often each block ran in warps of an index."""
+        before = self.counts.get(warp)
+        self.counts[warp] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
 
     def interrupted(self) -> None:
         """Takes what an error keeps from ending into the counts and the timeline."""
         for warp in (w for cluster in self.running for cta in cluster.ctas for w in cta.warps):
-            self._count(warp)
+            self.add_counts(warp.index, warp.counts)
             if warp.alive:
                 self.lives.append(warp.life())
                 self.waits += [group.waited() for group in warp.groups if group.wait is not None]
@@ -191,6 +193,8 @@ class Grid:
         self.memory.tally = self.counters.global_
         if self.watch is not None:
             self.watch.attach(self)
+        if self.footprint is not None:
+            self.footprint.attach()
         try:
             with _without_collector():
                 self.start()
