@@ -10,9 +10,9 @@ __all__ = ["independent"]
 
 # Atomics and strong accesses other than those of shared memory, launch control and dependent launches, clocks.
 _TOGETHER = re.compile(
-    r"""(atom|red)\.(?!\S*\.shared)
+    r"""(atom|red)(?!\S*\.shared)\.
     | cp\.reduce\.async\.bulk\.(tensor\.\dd\.)?global
-    | (ld|st)\.(?!\S*\.shared)\S*\b(acquire|release|relaxed|volatile|mmio)\b
+    | (ld|st)(?!\S*\.shared)\.\S*\b(acquire|release|relaxed|volatile|mmio)\b
     | (clusterlaunchcontrol|griddepcontrol|multimem)\.
     | [^;]*%(clock|globaltimer)""",
     re.VERBOSE,
