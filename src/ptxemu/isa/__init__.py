@@ -5,10 +5,12 @@ import importlib
 # Order matters only where two forms match the same text: the earlier one wins.
 CHAPTERS = (
     "integer",
+    "halfwords",
     "extended",
     "logic",
     "floating",
     "compare",
+    "compare_more",
     "move",
     "convert",
     "memory",
