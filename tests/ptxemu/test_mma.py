@@ -15,7 +15,7 @@ import ptxemu
 from ptxemu import numerics as nx
 from ptxemu.isa import mma as isa
 
-SELECT = ", r12, {0, 0}, r13, {0, 0}"
+SELECT = (", r12, {0, 0}, r13, {0, 0}", ", {r12}, {0, 0}, {r13}, {0, 0}")
 PLAIN = [
     Form(f"mma.sync.aligned.{shape}.row.col.{types}", shape, types)
     for shape, listed in isa.PLAIN.items()
@@ -218,7 +218,8 @@ def run_scaled(
     byte_a, thread_a, byte_b, thread_b = ids
     of_a = scale_words(sfa, [[4 * (r % 8) + 2 * thread_a + r // 8] for r in range(16)], byte_a)
     of_b = scale_words(sfb, [[4 * r + thread_b] for r in range(8)], byte_b)
-    extra = f", r12, {{{byte_a}, {thread_a}}}, r13, {{{byte_b}, {thread_b}}}"
+    words = ("{r12}", "{r13}") if byte_a else ("r12", "r13")
+    extra = f", {words[0]}, {{{byte_a}, {thread_a}}}, {words[1]}, {{{byte_b}, {thread_b}}}"
     return run(form, "sm_120a", a, b, c, np.stack([of_a, of_b], axis=1), extra)
 
 
@@ -399,5 +400,5 @@ def test_they_are_counted() -> None:
 
 def test_every_form_has_a_case() -> None:
     cases = [text(form, "sm_120a") for form in (*PLAIN, *NARROW, *INTEGER)]
-    cases += [text(form, "sm_120a", SELECT) for form, _ in SCALED]
+    cases += [text(form, "sm_120a", select) for form, _ in SCALED for select in SELECT]
     assert missing_forms(["mma"], cases) == []

@@ -9,6 +9,7 @@ of the elements whose k % 4 is 0 or 1, the second of the others on top of that, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ Words = npt.NDArray[np.uint32]
 
 _BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4}
 FP8 = ("e4m3", "e5m2")
+SELECTORS = {"sa": 1, "ia": 2, "sb": 1, "ib": 2}
 NARROW = (*FP8, "e3m2", "e2m3", "e2m1")
 
 
@@ -46,7 +48,7 @@ def _lengths(modifiers: Modifiers) -> Mapping[str, int]:
     small = 4 if k == 64 and a == "e2m1" else 8  # bits of an element in its container
     bits = [_BITS.get(name, small) for name in (d, a, b, c)]
     elements = (m * n, m * k, n * k, m * n)
-    return {name: e * bit // 1024 for name, e, bit in zip("dabc", elements, bits, strict=True)} | {"ia": 2, "ib": 2}
+    return {name: e * bit // 1024 for name, e, bit in zip("dabc", elements, bits, strict=True)} | SELECTORS
 
 
 def _pairs(outs: tuple[str, ...], kinds: tuple[str, ...]) -> str:
@@ -140,19 +142,19 @@ def scaled(
     return fr.c_registers(ar.multiply_fp4(fp4_a, fp4_b, fr.c_values(c, np.float32)))
 
 
-for _kind, _count_of, _optional, _types, _stypes in SCALED:
-    _size = "{.size}" if _optional else ".size"
-    for _order in ("shape.row.col.kind.block_scale{}.types.stype", "kind.block_scale{}.shape.row.col.types.stype"):
-        matrix(
-            f"mma.sync.aligned.{_order.replace('{}', _size)} <d>, <a>, <b>, <c>, sa, <ia>, sb, <ib>",
-            dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32") | {"ia": "u16", "ib": "u16"},
-            _lengths,
-            shape="m16n8k32" if _count_of == 1 else "m16n8k64",
-            kind=_kind,
-            size=f"scale_vec::{_count_of}X",
-            types=_types,
-            stype=_stypes,
-        )(scaled)
+ORDERS = ("shape.row.col.kind.block_scale{}.types.stype", "kind.block_scale{}.shape.row.col.types.stype")
+OPERANDS = ("sa, <ia>, sb, <ib>", "<sa>, <ia>, <sb>, <ib>")  # compilers put the scales in braces
+for (_kind, _scales, _optional, _types, _stypes), _order, _operands in itertools.product(SCALED, ORDERS, OPERANDS):
+    matrix(
+        f"mma.sync.aligned.{_order.replace('{}', '{.size}' if _optional else '.size')} <d>, <a>, <b>, <c>, {_operands}",
+        dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32") | {"ia": "u16", "ib": "u16"},
+        _lengths,
+        shape="m16n8k32" if _scales == 1 else "m16n8k64",
+        kind=_kind,
+        size=f"scale_vec::{_scales}X",
+        types=_types,
+        stype=_stypes,
+    )(scaled)
 
 
 def _selected(which: str, ids: Words, count: int, threads: int) -> tuple[Any, Any]:
