@@ -27,7 +27,7 @@ class DriverError(RuntimeError):
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_char * 64))
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint32 * 16))
 
 
 class _Config(ctypes.Structure):
@@ -99,16 +99,11 @@ class Gpu:
         values = [ctypes.create_string_buffer(raw, len(raw)) for raw in arguments]
         buffers = [_aligned(value) for value in values]
         pointers = (ctypes.c_void_p * max(1, len(buffers)))(*(address for address, _ in buffers))
-        attributes = (_Attribute * 2)()
-        count = 0
-        if launch.cluster:
-            attributes[count] = _Attribute(_CLUSTER, b"", struct.pack("<3I", *launch.cluster))
-            count += 1
-        if launch.pdl:
-            attributes[count] = _Attribute(_PDL, b"", struct.pack("<i", 1))
-            count += 1
+        wanted = [(_CLUSTER, launch.cluster)] if launch.cluster else []
+        wanted += [(_PDL, (1,))] if launch.pdl else []
+        attributes = (_Attribute * 2)(*(_Attribute(i, b"", (ctypes.c_uint32 * 16)(*value)) for i, value in wanted))
         shape = (ctypes.c_uint * 7)(*launch.grid, *launch.block, launch.shared)
-        config = _Config(shape, None, attributes, count)
+        config = _Config(shape, None, attributes, len(wanted))
         self.call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
 
     def synchronise(self) -> None:
@@ -184,3 +179,35 @@ def _argument(arg: Any, memory: _Memory) -> bytes:
     if isinstance(arg, Map):
         return arg.at(memory.address(arg.array)).encode()
     return np.asarray(arg).tobytes()
+
+
+# CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion
+_TYPES = {
+    "u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "f32.ftz": 10,
+    "tf32": 11, "tf32.ftz": 12,
+}  # fmt: skip
+_SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
+_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+
+
+def encode_tiled(tensor: Map, address: int) -> bytes:
+    """The first 64 bytes of a map as cuTensorMapEncodeTiled makes it.  Raises DriverError where it refuses."""
+    rank = len(tensor.dims)
+    room = ctypes.create_string_buffer(192)
+    at = ctypes.addressof(room) + -ctypes.addressof(room) % 64
+    gpu().call(
+        "cuTensorMapEncodeTiled",
+        ctypes.c_void_p(at),
+        _TYPES[tensor.dtype],
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*tensor.dims),
+        (ctypes.c_uint64 * rank)(*tensor.strides),
+        (ctypes.c_uint32 * rank)(*tensor.box),
+        (ctypes.c_uint32 * rank)(*(tensor.steps or (1,) * rank)),
+        0,
+        _SWIZZLES[tensor.swizzle],
+        _PROMOTIONS[tensor.l2_promotion],
+        int(tensor.nan_fill),
+    )
+    return ctypes.string_at(at, 64)

@@ -161,6 +161,7 @@ def _tensor(w: Warp, map: int, coords: Any, dim: str, store: bool) -> tuple[Tens
     if m.rank != int(dim[0]):
         raise InvalidTensorMap(f"a .{dim} copy with a tensor map of rank {m.rank}")
     tma.check_coordinates(m, at, store)
+    tma.check_first_coordinate(m, at)
     return m, at
 
 
@@ -245,7 +246,7 @@ def _tensor_out(
     tensor, to = _tensor(w, map, coords, dim, store=True)
     source = _own(w, _shared(w, at, "cp.async.bulk.tensor"), "cp.async.bulk.tensor from shared::cta")
     tma.check_shared(tensor, source)
-    _count(w, "TMA store", tma.inside_bytes(tensor, to), tensor.box_bytes)
+    _count(w, "TMA store", tma.inside_bytes(tensor, to, write=True), tensor.box_bytes)
 
     _submit_store(
         w,

@@ -58,6 +58,8 @@ def halves() -> Iterator[Program]:
         yield _floats(f"signs {kind}", "d, a", kind, f"abs.{kind}", f"neg.{kind}")
         packed = Group(_forms("d, a, b", *(form.replace(f".{kind}", f".{kind}x2") for form in pairs)), 32, (32, 32))
         yield program(f"pairs {kind}x2", packed, lambda kind=kind: _packed(kind, 2))
+        signs = Group(_forms("d, a", f"abs.{kind}x2", f"neg.{kind}x2"), 32, (32,))
+        yield program(f"signs {kind}x2", signs, lambda kind=kind: _packed(kind, 1))
         packed = Group(_forms("d, a, b, c", *(form.replace(f".{kind}", f".{kind}x2") for form in fused)), 32, (32,) * 3)
         yield program(f"fma {kind}x2", packed, lambda kind=kind: _packed(kind, 3))
 

@@ -68,7 +68,7 @@ def special_floats(kind: str) -> Array:
     one = (1 << exponent - 1) - 1 << mantissa
     step = 1 << mantissa
     top = (one + step * mantissa) | (step - 1)
-    found = [0, 1, 2, 3, step // 2, step - 1, step, step + 1, 2 * step, one - step, one - 1, one, one + 1]
+    found = [0, 1, 2, 3, step // 2, step - 1, step, step + 1, 2 * step, one - step, one - 2, one - 1, one, one + 1]
     found += [one + step // 2, one + step, top, top - 1, infinity - step, infinity - 1, infinity, infinity + 1]
     found += [infinity + step // 2, infinity + step // 2 + 1, infinity + step - 1]
     return np.array([x | sign << bits - 1 for x in found for sign in (0, 1)], WORD[bits])

@@ -130,14 +130,14 @@ def _numbers(size: int, kind: np.dtype[np.generic], seed: int) -> np.ndarray:
     return np.ascontiguousarray(made.astype(f"u{kind.itemsize}")).view(np.uint8)
 
 
-def _corners(inner: int, rows: int, dims: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    """Where a box of two dimensions may lie; dimension 0 in steps that keep 16 bytes together."""
+def _corners(inner: int, rows: int, dims: tuple[int, ...], size: int) -> dict[str, tuple[int, int]]:
+    """Where a box of two dimensions may lie; dimension 0, of 3 * inner - 1, in steps of 16 bytes."""
     return {
         "inside": (inner // 2, 3),
-        "before": (-(inner // 4), -2),
-        "past": (dims[0] - inner // 2, dims[1] - rows + 2),
-        "corner": (dims[0] - 1, -rows + 1),
-        "outside": (dims[0], 0),
+        "before": (-16 // size, -2),
+        "past": (3 * inner - inner // 2, dims[1] - rows + 2),
+        "corner": (3 * inner - 16 // size, -rows + 1),
+        "outside": (3 * inner, 0),
         "far": (-(1 << 20), 1 << 20),
     }
 
@@ -148,21 +148,21 @@ def loads() -> Iterator[Program]:
         inner, rows = SPANS[swizzle] // SIZES[dtype], 9
         dims, strides, size = _padded((3 * inner - 1, 20), SIZES[dtype], seed)
         tensor = Map("tensor", dtype, dims, strides, (inner, rows), swizzle=swizzle)
-        for corner, at in _corners(inner, rows, dims).items():
+        for corner, at in _corners(inner, rows, dims, SIZES[dtype]).items():
             name = f"load {dtype} {swizzle} {corner}"
             yield make(name, kernels[2], tensor, size, at, store=False, seed=seed, offset=1024 * (seed % 3))
     for seed, (swizzle, offset) in enumerate(itertools.product(SPANS, (128, 256, 384, 512, 1024 + 640))):
         dims, strides, size = _padded((SPANS[swizzle] + 16, 24), 1, seed)
         tensor = Map("tensor", "u8", dims, strides, (SPANS[swizzle], 16), swizzle=swizzle)
         name = f"load to {offset} {swizzle}"
-        yield make(name, kernels[2], tensor, size, (3, 1), store=False, seed=seed, offset=offset)
+        yield make(name, kernels[2], tensor, size, (16, 1), store=False, seed=seed, offset=offset)
     for rank, swizzle in itertools.product(range(1, 6), ("none", "128B")):
         yield from _ranks(kernels[rank], rank, swizzle, store=False)
     for seed, dtype in enumerate(("f16", "bf16", "f32", "f64")):
         inner = 64 // SIZES[dtype]
         dims, strides, size = _padded((inner + 5, 7), SIZES[dtype], seed)
         tensor = Map("tensor", dtype, dims, strides, (inner, 5), nan_fill=True)
-        yield make(f"load {dtype} NaN fill", kernels[2], tensor, size, (7, 4), store=False, seed=seed)
+        yield make(f"load {dtype} NaN fill", kernels[2], tensor, size, (16 // SIZES[dtype], 4), store=False, seed=seed)
 
 
 def _ranks(kernel: Kernel, rank: int, swizzle: str, store: bool) -> Iterator[Program]:
@@ -174,10 +174,9 @@ def _ranks(kernel: Kernel, rank: int, swizzle: str, store: bool) -> Iterator[Pro
     for seed, steps in enumerate(sorted({s[:rank] for s in all_steps})):
         dims, strides, size = _padded(extents, 4, seed)
         tensor = Map("tensor", "u32", dims, strides, box, steps, swizzle)
-        lows = (-3, -1, -2, -1, -1)[:rank]
-        places = {"inside": (4, 1, 1, 1, 0)[:rank], "past": tuple(x - 1 for x in extents)}
+        places = {"inside": (4, 1, 1, 1, 0)[:rank], "past": (inner + 4, 5, 4, 3, 2)[:rank]}
         if not store:
-            places |= {"before": lows, "mixed": tuple(x if i % 2 else y - 2 for i, (x, y) in enumerate(zip(lows, extents)))}
+            places |= {"before": (-4, -1, -2, -1, -1)[:rank], "mixed": (inner, -1, 3, -1, 1)[:rank]}
         for where, at in places.items():
             name = f"{'store' if store else 'load'} {rank}d {swizzle} steps {steps} {where}"
             yield make(name, kernel, tensor, size, at, store=store, seed=seed)
@@ -190,7 +189,7 @@ def stores() -> Iterator[Program]:
         dims, strides, size = _padded((3 * inner - 1, 20), SIZES[dtype], seed)
         tensor = Map("tensor", dtype, dims, strides, (inner, rows), swizzle=swizzle)
         for corner in ("inside", "past", "outside"):
-            at = _corners(inner, rows, dims)[corner]
+            at = _corners(inner, rows, dims, SIZES[dtype])[corner]
             name = f"store {dtype} {swizzle} {corner}"
             yield make(name, kernels[2], tensor, size, at, store=True, seed=seed, offset=1024 * (seed % 3))
     for rank, swizzle in itertools.product(range(1, 6), ("none", "128B")):
@@ -205,7 +204,7 @@ def reductions() -> Iterator[Program]:
         kernel = store_kernel(2, f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{op}.tile.bulk_group")
         inner, rows = 128 // SIZES[dtype], 9
         dims, strides, size = _padded((inner + 3, 12), SIZES[dtype], seed)
-        for swizzle, at in (("none", (1, 2)), ("128B", (4, 7))):
+        for swizzle, at in (("none", (16 // SIZES[dtype], 2)), ("128B", (32 // SIZES[dtype], 7))):
             tensor = Map("tensor", dtype, dims, strides, (inner, rows), swizzle=swizzle)
             kind = np.dtype(_NUMBERS[dtype]) if dtype in _NUMBERS else None
             yield make(f"reduce {op} {dtype} {swizzle}", kernel, tensor, size, at, store=True, seed=seed, floats=kind)
