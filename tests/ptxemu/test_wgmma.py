@@ -197,6 +197,22 @@ def test_infinities_and_nan(d: str) -> None:
     assert [set(row) for row in found[:5].tolist()] == [{inf}, {minus}, {nan}, {nan}, {0}]
 
 
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
+def test_nan_of_fp8(kind: str) -> None:
+    """All bits of the NaN are set, though numbers keep 13 bits of mantissa; infinity less infinity is one."""
+    p = Program(a=kind, b=kind)
+    a, b = np.zeros((64, 32), np.uint8), encode(kind, np.ones((8, 32)))
+    a[0, 3], a[1, 0] = 0x7F, encode(kind, np.ones(1))[0]
+    c = np.zeros((64, 8), np.uint32)
+    c[1], c[2] = np.array([1.0 + 2.0**-14, -1.0], np.float32).view(np.uint32)[[0]], 0x7F800000
+    if kind == "e5m2":
+        a[3, 0], a[3, 1], a[4, 0] = 0x7C, 0xFC, 0xFC
+    found = run(p, a, b, c)
+    two, inf = int(np.float32(2).view(np.uint32)), 0x7F800000
+    special = [{0x7FFFFFFF}, {0xFF800000}] if kind == "e5m2" else [{0}, {0}]
+    assert [set(row) for row in found[:5].tolist()] == [{0x7FFFFFFF}, {two}, {inf}, *special]
+
+
 def test_tf32_ignores_the_low_bits() -> None:
     p = Program(a="tf32", b="tf32")
     a = np.full((64, 8), np.float32(1 + 2.0**-10 - 2.0**-12)).view(np.uint32)
