@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import ptxemu
@@ -92,6 +93,33 @@ def test_shared_memory_is_the_chips(target: str) -> None:
     device.launch(text, shared=most)
     with pytest.raises(ptxemu.LaunchError, match=f"allowed are {most}"):
         device.launch(text, shared=most + 1)
+
+
+PREFETCH = """
+.version 8.8
+.target {target}
+.address_size 64
+.visible .entry k(.param .align 64 .b8 map[128]) {{
+    .reg .b64 d<2>;
+    .reg .b32 r0;
+    mov.b64 d0, map;
+    mov.b32 r0, 0;
+    cp.async.bulk.prefetch.tensor.2d.L2.global [d0, {{r0, r0}}];
+}}
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("dtype", "swizzle"), [("u8", "128B"), ("b4x16", "none"), ("u8", "128B with 32B atoms")])
+def test_tensor_maps_are_what_the_chip_reads(dtype: str, swizzle: str, target: str) -> None:
+    memory = np.zeros((8, 128), np.uint8)
+    tensor_map = ptxemu.TensorMap.of(memory, (64, 8), dtype=dtype, swizzle=swizzle)
+    text = PREFETCH.format(target=target)
+    if target == "sm_90a" and (dtype, swizzle) != ("u8", "128B"):
+        with pytest.raises(ptxemu.Error, match="sm_90a has no packed types and no 128-byte swizzle of 32-byte atoms"):
+            ptxemu.Device(target).launch(text, args=[tensor_map])
+    else:
+        ptxemu.Device(target).launch(text, args=[tensor_map])
 
 
 def test_multiprocessors_are_the_chips_unless_given() -> None:

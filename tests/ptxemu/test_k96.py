@@ -78,7 +78,9 @@ def test_a_tile_of_768(m: int, n: int, group: int) -> None:
         np.testing.assert_array_equal(cta.memory.data[:, :n].view(np.float32), np.split(expected, group)[side])
 
 
-@pytest.mark.parametrize(("target", "message"), [("sm_100a", "K = 96 is on sm_103a only, not sm_100a"), ("sm_103a", "shared address")])
+@pytest.mark.parametrize(
+    ("target", "message"), [("sm_100a", "K = 96 is on sm_103a only, not sm_100a"), ("sm_103a", "shared address")]
+)
 def test_only_sm_103a_has_it(target: str, message: str) -> None:
     bits = idesc(128, 64, a=1 << 7, b=1 << 10, k96=1 << 31)
     text = f"""

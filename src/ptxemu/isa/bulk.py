@@ -23,6 +23,7 @@ from ptxemu.isa.sync import fence
 from ptxemu.machine import tma
 from ptxemu.machine.lanes import lanes
 from ptxemu.machine.memory import RANK_SHIFT, Order, Touched, strength
+from ptxemu.machine.swizzle import B128_ATOM32
 from ptxemu.machine.tensormap import SIZE, InvalidTensorMap, TensorMap, replace_field
 
 if TYPE_CHECKING:
@@ -141,7 +142,13 @@ def _map(w: Warp, address: int) -> TensorMap:
     space, found = w.space("", address, 1)
     if found % 64:
         raise InvalidTensorMap(f"tensor map at {address:#x}: 64-byte alignment is needed")
-    return TensorMap.decode(space.view(found, 64, proxy="tensormap").tobytes())
+    decoded = TensorMap.decode(space.view(found, 64, proxy="tensormap").tobytes())
+    if (decoded.type.packed or decoded.swizzle is B128_ATOM32) and "narrow floats" not in w.grid.chip.has:
+        raise InvalidTensorMap(
+            f"{w.grid.chip.name} has no packed types and no 128-byte swizzle of 32-byte atoms: the map's are "
+            f"{decoded.dtype} and {decoded.swizzle.name}"
+        )
+    return decoded
 
 
 def _signed(coords: Any) -> tuple[int, ...]:
