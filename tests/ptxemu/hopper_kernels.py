@@ -1,4 +1,5 @@
-"""NVIDIA's sm_90 kernel (nvidia-cutlass-operators) as test cases, in the manner of `nvidia_kernels`."""
+"""NVIDIA's kernels for Hopper (nvidia-cutlass-operators) as test cases, in the manner of `nvidia_kernels`: that of TMA
+and wgmma, and the older one of cp.async and mma.sync."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import cutlass
 import nvidia_kernels as nv
 from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream
+from cutlass.operators.providers.cutedsl.gemm.implementations import sm80_tensorop_gemm_impl as older
 from cutlass.operators.providers.cutedsl.gemm.implementations import sm90_static_persistent_impl as hopper
 
 nv.NUMPY["Int32"] = nv.np.int32
@@ -16,7 +18,7 @@ nv.NUMPY["Int32"] = nv.np.int32
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """D = A @ B^T by the persistent kernel of TMA and wgmma.
+    """D = A @ B^T by the persistent kernel of TMA and wgmma, or by the older one, which has one tile and no clusters.
 
     a_major, b_major: "k", or "m" and "n".  clusters: CTAs of the persistent grid, in clusters.
     """
@@ -29,17 +31,23 @@ class Warpgroups:
     a_major: str = "k"
     b_major: str = "k"
     clusters: int = 2
+    wgmma: bool = True
     k_step = 32
 
     def __str__(self) -> str:
         shape = f"{self.tile[0]}x{self.tile[1]}-c{self.cluster[0]}x{self.cluster[1]}"
-        return f"{self.ab}-{self.out}-{self.accumulator}-{shape}-{self.a_major}{self.b_major}"
+        how = "" if self.wgmma else "-warps"
+        return f"{self.ab}-{self.out}-{self.accumulator}-{shape}-{self.a_major}{self.b_major}{how}"
 
     def compile(self, options: str = "") -> Any:
-        kernel = hopper.Sm90StaticPersistentGemmKernel(getattr(cutlass, self.accumulator), self.tile, self.cluster)
+        a, out, accumulator = (getattr(cutlass, name) for name in (self.ab, self.out, self.accumulator))
+        if self.wgmma:
+            kernel = hopper.Sm90StaticPersistentGemmKernel(accumulator, self.tile, self.cluster)
+        else:
+            kernel = older.Sm80TensorOpGemmKernel(a, a, out, accumulator)
         order_a = (2, 1, 0) if self.a_major == "k" else (2, 0, 1)
         order_b = (2, 0, 1) if self.b_major == "k" else (2, 1, 0)
-        clusters = self.clusters
+        more = (self.clusters,) if self.wgmma else ()
 
         @cute.jit
         def launch(a: cute.Pointer, b: cute.Pointer, out: cute.Pointer, size: tuple, stream: Any):
@@ -48,7 +56,7 @@ class Warpgroups:
             tensor_a = cute.make_tensor(a, cute.make_ordered_layout((batch, m, k), order=order_a))
             tensor_b = cute.make_tensor(b, cute.make_ordered_layout((batch, k, n), order=order_b))
             tensor_out = cute.make_tensor(out, cute.make_ordered_layout((batch, m, n), order=(2, 1, 0)))
-            kernel(tensor_a, tensor_b, tensor_out, clusters, stream)
+            kernel(tensor_a, tensor_b, tensor_out, *more, stream)
 
         pointers = [nv._pointer(kind, 0, align) for kind, align in self._pointers()]
         return cute.compile(launch, *pointers, (cutlass.Int32(0),) * 4, make_fake_stream(), options=options)
@@ -91,4 +99,5 @@ CASES = (
     Warpgroups("Float8E5M2", "Float32", tile=(64, 256)),
     Warpgroups("Float16", "Float16", "Float16", tile=(64, 128), a_major="m", b_major="n"),
     Warpgroups("Int8", "Int32", "Int32", cluster=(2, 2)),
+    Warpgroups("BFloat16", "BFloat16", wgmma=False),
 )

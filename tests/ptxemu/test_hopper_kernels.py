@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:cutlass")  #
 SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 1), ("random", 2), ("random", 3)]
 # Tiles overhang, a CTA takes several tiles, a batch has two matrices.
 SMALL, WIDE = Problem(96, 96, 160, 2), Problem(160, 288, 96)
-RUNS = ((CASES[0], SMALL), (CASES[1], WIDE), (CASES[4], SMALL))
+RUNS = ((CASES[0], SMALL), (CASES[1], WIDE), (CASES[4], SMALL), (CASES[6], SMALL))
 
 
 def run(case: Warpgroups, problem: Problem, device: ptxemu.Device) -> None:
