@@ -248,6 +248,8 @@ def _atomic_forms(opcode: str, operands: str, sem: str) -> Callable[[F], F]:
         head = f"{opcode}{{.sem}}{{.scope}}{{.ss}}.op"
         for op, type in GROUPS:
             warp(f"{head}{{.L2::cache_hint}}.type {operands}", {"b": "type"}, op=op, type=type, **common)(function)
+            hint = head.replace(".op", ".L2::cache_hint.op")  # which compilers take there, too
+            warp(f"{hint}.type {operands}", {"b": "type"}, op=op, type=type, **common)(function)
         halves = f"{head}.noftz{{.L2::cache_hint}}.type {operands}"
         return warp(halves, {"b": "type"}, op="add min max", type=HALVES, **common)(function)
 
@@ -315,6 +317,14 @@ def red(
     type=f"f32 {HALVES}",
 )
 @warp(
+    "red{.sem}{.scope}{.global}{.L2::cache_hint}.vec.type.op{.noftz} [a], <b>{, policy}",
+    sem="relaxed release",
+    scope=SCOPES,
+    op="add min max",
+    vec="v2 v4 v8",
+    type=f"f32 {HALVES}",
+)
+@warp(
     "red{.sem}{.scope}{.global}{.vec}.op{.noftz}{.L2::cache_hint}.type [a], <b>{, policy}",
     sem="relaxed release",
     scope=SCOPES,
@@ -328,3 +338,22 @@ def red_vector(
     """PTX 'red'.  Element by element."""
     for i, element in enumerate(b):
         red(w, m, a + i * (bits_of(type) // 8), element, ss="global", op=op, type=type, sem=sem, scope=scope)
+
+
+@warp(
+    "atom{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type <d>, [a], <b>{, policy}",
+    sem="relaxed acquire release acq_rel",
+    scope=SCOPES,
+    op="add min max",
+    vec="v2 v4 v8",
+    type=f"f32 {HALVES}",
+)
+def atom_vector(
+    w: Warp, m: int, a: Value, b: tuple[Value, ...], *, op: str, type: str, sem: str | None, scope: str | None
+) -> list[Value]:
+    """PTX 'atom'.  Element by element."""
+    size = bits_of(type) // 8
+    return [
+        atom(w, m, a + i * size, element, ss="global", op=op, type=type, sem=sem, scope=scope)
+        for i, element in enumerate(b)
+    ]
