@@ -19,9 +19,9 @@ RECORD = ROOT / "benchmarks" / "records" / "silicon.json"
 SECONDS = 60.0  # that a family may take
 sys.path[:0] = [str(HERE), str(ROOT / "src")]
 
-import on_gpu
-from programs import FAMILIES, refused, singles
-from programs.program import Program, digests
+import on_gpu  # noqa: E402
+from programs import FAMILIES, refused, singles  # noqa: E402
+from programs.program import Program, digests  # noqa: E402
 
 FAILED = "failed"
 

@@ -384,8 +384,8 @@ def rcp(a: Value, *, rnd: str | None = None, ftz: bool = False) -> Value:
 
 def _coarse(result: Value) -> Value:
     """f64 results of which only the upper 32 bits are computed."""
-    bits = np.where(np.isnan(result), np.uint64(0x7FFFFFFF << 32), result.view(np.uint64) >> np.uint64(32) << np.uint64(32))
-    return bits.view(np.float64)
+    upper = result.view(np.uint64) & np.uint64(0xFFFFFFFF << 32)
+    return np.where(np.isnan(result), np.uint64(0x7FFFFFFF << 32), upper).view(np.float64)
 
 
 @lanes("rcp.approx.ftz.f64 d, a", "f64")

@@ -1,4 +1,4 @@
-"""PTX 'atom' and 'red' in global and shared memory: old values where every lane has its own word, sums where all share."""
+"""PTX 'atom' and 'red' in global and shared memory: old values of words of a thread's own, sums of shared words."""
 
 from __future__ import annotations
 
@@ -87,13 +87,15 @@ def together() -> Iterator[Program]:
     ).put("r106")
     kernel("ld.shared.b32 r106, [r102 + 32];").put("r106")
     kernel(
-        "cvt.rn.f32.u32 r107, thread; red.global.add.f32 [d2 + 512], r107; cvt.u64.u32 d3, r105; mad.wide.u32 d4, r101, 8, d1;"
+        "cvt.rn.f32.u32 r107, thread; red.global.add.f32 [d2 + 512], r107;",
+        "cvt.u64.u32 d3, r105; mad.wide.u32 d4, r101, 8, d1;",
     )
     kernel("red.global.add.u64 [d4 + 640], d3;")
     yield kernel.program("many threads on a word", lambda: {"data": np.zeros(1024, np.uint8)}, ("data", "data"))
     kernel = Kernel(32, 1, "", PARAMETERS)("ld.param.u64 d1, [p_data]; mad.wide.u32 d1, tid, 16, d1;")
     kernel(
-        "cvt.rn.f32.u32 r110, tid; mul.rn.f32 r111, r110, 0f3F9D70A4; add.rn.f32 r112, r111, r110; mov.b32 r113, 0x80000001;"
+        "cvt.rn.f32.u32 r110, tid; mul.rn.f32 r111, r110, 0f3F9D70A4;",
+        "add.rn.f32 r112, r111, r110; mov.b32 r113, 0x80000001;",
     )
     kernel("red.global.add.v2.f32 [d1], {r110, r111};", "red.global.add.v4.f32 [d1 + 512], {r111, r112, r113, r110};")
     kernel("red.global.add.noftz.v4.f16x2 [d1 + 1024], {r111, r112, r113, r110};")

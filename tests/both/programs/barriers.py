@@ -59,10 +59,8 @@ def phases() -> Iterator[Program]:
         "mbarrier arrive and expect", 1, arrive_expect.format(48), _complete(48), arrive_expect.format(0), ARRIVE
     )
     yield _one("mbarrier many bytes", 1, _expect((1 << 20) - 1), ARRIVE, _complete((1 << 20) - 2), _complete(1))
-    yield _one(
-        "mbarrier again", 2, ARRIVE, ARRIVE, "mbarrier.inval.shared::cta.b64 [bar];\nmbarrier.init.shared::cta.b64 [bar], 1;",
-        ARRIVE,
-    )  # fmt: skip
+    again = "mbarrier.inval.shared::cta.b64 [bar];\nmbarrier.init.shared::cta.b64 [bar], 1;"
+    yield _one("mbarrier again", 2, ARRIVE, ARRIVE, again, ARRIVE)
     yield _one("mbarrier of one", 1, *[ARRIVE] * 5)
     yield _one("mbarrier most arrivals", (1 << 20) - 1, _arrive((1 << 20) - 2), ARRIVE, ARRIVE)
     kernel = Kernel(64, 1, BAR)("@leader mbarrier.init.shared::cta.b64 [bar], 64;", "bar.sync 0;")

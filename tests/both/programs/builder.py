@@ -61,7 +61,8 @@ class Kernel:
         parameters = ", ".join([".param .u64 p_out", *self.parameters])
         body = "\n    ".join(self.lines)
         start = START.format(threads=self.threads)
-        return f"{HEADER}.visible .entry k({parameters})\n{{{self.declarations}{REGISTERS}{start}    {body}\n    ret;\n}}\n"
+        inside = f"{self.declarations}{REGISTERS}{start}    {body}\n    ret;\n"
+        return f"{HEADER}.visible .entry k({parameters})\n{{{inside}}}\n"
 
     def out(self) -> Arrays:
         return {"out": np.full((max(1, self.slots), self.threads * self.ctas), 0xEEEEEEEE, np.uint64)}

@@ -104,13 +104,12 @@ def remote() -> Iterator[Program]:
         bits = int(operation[-2:])
         kernel = _remote(2, 32 * bits // 8)
         kernel("mad.lo.u32 r119, thread, 0x9E3779B9, 77; cvt.u64.u32 d20, r119; and.b32 r118, lane, 3;")
+        shares = operation[:3] not in ("inc", "dec")  # four words for all lanes, where their order does not matter
+        kernel("mapa.shared::cluster.u32 r105, r100, r104;")
+        kernel(f"mad.lo.u32 r105, {'r118' if shares else 'lane'}, {bits // 8}, r105;")
         kernel(
-            f"mapa.shared::cluster.u32 r105, r100, r104; mad.lo.u32 r105, r118, {bits // 8}, r105;"
-            if "c." not in operation
-            else f"mapa.shared::cluster.u32 r105, r100, r104; mad.lo.u32 r105, lane, {bits // 8}, r105;"
-        )
-        kernel(
-            f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} [r105], {'r119' if bits == 32 else 'd20'}, [r106];"
+            f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} "
+            f"[r105], {'r119' if bits == 32 else 'd20'}, [r106];"
         )
         yield _finish(kernel, f"red.async {operation}", 2)
 

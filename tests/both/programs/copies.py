@@ -153,7 +153,7 @@ def multicasts() -> Iterator[Program]:
             "[r100 + 256], [d0 + 64], 512, [bar], h1;"
         )
         yield _program(_multicast_end(kernel), f"bulk multicast {mask:#b} of {ctas}", ctas, seed)
-    for seed, (swizzle, mask) in enumerate((s, m) for s in SPANS for m in (0b0101, 0b1111, 0b1000)):
+    for swizzle, mask in ((s, m) for s in SPANS for m in (0b0101, 0b1111, 0b1000)):
         kernel = _multicast_start(4, mask, 8 * SPANS[swizzle])
         kernel.parameters = (*kernel.parameters, ".param .align 64 .b8 map[128]")
         kernel("mov.b64 param, map; cvta.param.u64 d5, param; mov.u32 r104, 8; mov.u32 r105, -1;")

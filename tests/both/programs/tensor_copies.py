@@ -20,8 +20,12 @@ DECLARATIONS = f"""
     .shared .align 1024 .b8 room[{ROOM}];
     .shared .align 8 .b64 bar;
 """
-PARAMETERS = (".param .align 64 .b8 map[128]", ".param .u64 p_data", ".param .u32 offset", ".param .u32 bytes") + tuple(
-    f".param .u32 at{i}" for i in range(5)
+PARAMETERS = (
+    ".param .align 64 .b8 map[128]",
+    ".param .u64 p_data",
+    ".param .u32 offset",
+    ".param .u32 bytes",
+    *(f".param .u32 at{i}" for i in range(5)),
 )
 FLUSHING = ("tf32", "f32.ftz", "tf32.ftz")  # types of 4 bytes that loads or additions treat in their own way
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}

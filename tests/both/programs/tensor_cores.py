@@ -254,7 +254,8 @@ def _mma(
         body += [f"ld.global.b32 a{j}, [at + {4 * (na * i + j)}];" for j in range(na)]
         body += [f"ld.global.b32 b{j}, [bt + {4 * (nb * i + j)}];" for j in range(nb)]
         body.append(
-            f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{d} {named('d', nd)}, {named('a', na)}, {named('b', nb)}, {named('d', nd)};"
+            f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{d} "
+            f"{named('d', nd)}, {named('a', na)}, {named('b', nb)}, {named('d', nd)};"
         )
     body += [f"st.global.b32 [out + {4 * i}], d{i};" for i in range(nd)]
     sizes = {"bytes_a": 4 * na * rounds, "bytes_b": 4 * nb * rounds, "bytes_d": 4 * nd}

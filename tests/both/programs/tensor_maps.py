@@ -64,7 +64,8 @@ def replacements() -> Iterator[Program]:
         for base, original in (("full", BASE), ("small", ZEROED)):
             kernel = Kernel(32, 1, ".shared .align 128 .b8 map[128];", (".param .u64 p_in", ".param .u64 p_maps"))
             kernel(
-                "ld.param.u64 d0, [p_in]; mad.wide.u32 d0, lane, 4, d0; ld.global.b32 r100, [d0]; ld.param.u64 d1, [p_maps];"
+                "ld.param.u64 d0, [p_in]; mad.wide.u32 d0, lane, 4, d0;",
+                "ld.global.b32 r100, [d0]; ld.param.u64 d1, [p_maps];",
             )
             kernel("mov.u32 r101, map; mad.lo.u32 r102, lane, 4, r101; mad.wide.u32 d2, lane, 4, d1;")
             for i, (field, kind, ordinal, value) in enumerate(FIELDS):
@@ -74,7 +75,8 @@ def replacements() -> Iterator[Program]:
                 where = "" if ordinal is None else f"{ordinal}, "
                 kernel(f"mov.{kind} {'d20' if kind == 'b64' else 'r103'}, {value};")
                 kernel(
-                    f"tensormap.replace.tile.{field}.{space}.b1024.{kind} [{place}], {where}{_value(field, kind, value)};"
+                    f"tensormap.replace.tile.{field}.{space}.b1024.{kind} [{place}], "
+                    f"{where}{_value(field, kind, value)};"
                 )
                 kernel(f"L{i}: bar.warp.sync -1;")
                 if space != "global":

@@ -106,7 +106,8 @@ def matrices() -> Iterator[Program]:
             kernel("ld.param.u64 d0, [p_in]; ld.param.u64 d1, [p_data];", fill("room", 2048, LANES, "d0"))
             kernel("mov.u32 r100, room;")
             kernel(
-                f"mad.lo.u32 r101, lane, {16 * (2 * seed + 1)}, {48 * seed}; and.b32 r101, r101, 2032; add.u32 r101, r101, r100;"
+                f"mad.lo.u32 r101, lane, {16 * (2 * seed + 1)}, {48 * seed};",
+                "and.b32 r101, r101, 2032; add.u32 r101, r101, r100;",
             )
             kernel(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {registers}, [r101];")
             for i in range(count):
