@@ -15,6 +15,7 @@ import torch
 from programs import FAMILIES, convert, refused, singles, tensor_maps
 from programs.program import Program, digests, first_difference
 
+from ptxemu.isa.errata import ERRATA, Erratum
 from ptxemu.machine.tensormap import InvalidTensorMap
 
 RECORD = json.loads(record.RECORD.read_text())["families"]
@@ -114,3 +115,9 @@ def test_silicon_gives_the_same_bits(family: str) -> None:
 @pytest.mark.parametrize("family", ["f32 conversions", "tensor map bytes", "refused"])
 def test_silicon_gives_what_is_recorded(family: str) -> None:
     assert record.record([family])[family] == RECORD[family]
+
+
+@pytest.mark.parametrize("erratum", ERRATA, ids=lambda e: e.program)
+def test_every_erratum_names_a_program_that_ran(erratum: Erratum) -> None:
+    family, _, name = erratum.program.partition(": ")
+    assert any(program.startswith(name) for program in RECORD[family])
