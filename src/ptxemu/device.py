@@ -98,7 +98,7 @@ class Device:
     the same run.  checks: "all", "strict" or "none".  on_finding: "raise" or "collect".
     sms: CTAs that run at a time; by default the chip's multiprocessors.
     processes: that share a launch's clusters where these do not depend on each other (Linux); result and findings are
-    those of one.
+    those of one.  With max_turns, which counts the turns of one, a launch stays in one process.
     max_turns: of the scheduler, after which a launch is given up with TurnLimit; None: none.
 
     Raises LaunchError for any other value.
