@@ -30,9 +30,8 @@ from ptxemu.watch.findings import Findings
 from ptxemu.watch.prerequisite import GridBefore
 from ptxemu.watch.watcher import Watcher
 
-__all__ = ["TARGETS", "Device", "FindingError"]
+__all__ = ["Device", "FindingError"]
 
-TARGETS = CHIPS
 CHECKS = ("all", "strict", "none")
 MAX_CLUSTER = 16
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -93,7 +92,7 @@ class _Loaded:
 class Device:
     """A software GPU.
 
-    target: a chip of TARGETS, "sm_100a" for instance.  schedule: when asynchronous operations complete: "eager", "lazy"
+    target: a chip of CHIPS, "sm_100a" for instance.  schedule: when asynchronous operations complete: "eager", "lazy"
     (as late as the rules allow), "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives
     the same run.  checks: "all", "strict" or "none".  on_finding: "raise" or "collect".
     sms: CTAs that run at a time; by default the chip's multiprocessors.
@@ -116,11 +115,11 @@ class Device:
         max_turns: int | None = None,
         processes: int = 1,
     ) -> None:
-        _one_of("target", target, tuple(TARGETS))
+        _one_of("target", target, tuple(CHIPS))
         _one_of("schedule", schedule, SCHEDULES)
         _one_of("checks", checks, CHECKS)
         _one_of("on_finding", on_finding, ("raise", "collect"))
-        self.chip = TARGETS[target]
+        self.chip = CHIPS[target]
         sms, seed = integer("sms", self.chip.sms if sms is None else sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")

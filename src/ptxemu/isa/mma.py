@@ -108,7 +108,7 @@ SCALED = (
     ("kind::mxf8f6f4", 1, True, _pairs(("f32",), NARROW), "ue8m0"),
     ("kind::mxf4", 2, True, "f32.e2m1.e2m1.f32", "ue8m0"),
     ("kind::mxf4nvf4", 2, False, "f32.e2m1.e2m1.f32", "ue8m0"),
-    ("kind::mxf4nvf4", 4, False, "f32.e2m1.e2m1.f32", "ue8m0 ue4m3"),
+    ("kind::mxf4nvf4", 4, False, "f32.e2m1.e2m1.f32", "ue4m3"),
 )
 
 
@@ -143,11 +143,22 @@ def scaled(
 
 
 ORDERS = ("shape.row.col.kind.block_scale{}.types.stype", "kind.block_scale{}.shape.row.col.types.stype")
+
+
+def _allowed(which: str, count: int) -> tuple[range, range]:
+    """The byte-ids and the thread-ids of A or B with `count` scales a row."""
+    return range(0, 4, count), range(2 if which == "a" else 4)
+
+
 OPERANDS = ("sa, <ia>, sb, <ib>", "<sa>, <ia>, <sb>, <ib>")  # compilers put the scales in braces
 for (_kind, _vector, _optional, _types, _stypes), _order, _operands in itertools.product(SCALED, ORDERS, OPERANDS):
     matrix(
         f"mma.sync.aligned.{_order.replace('{}', '{.size}' if _optional else '.size')} <d>, <a>, <b>, <c>, {_operands}",
-        dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32") | {"ia": "u16", "ib": "u16"},
+        dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32")
+        | {
+            f"i{which}": f"u16 in {' | '.join(' '.join(map(str, x)) for x in _allowed(which, _vector))}"
+            for which in "ab"
+        },
         _lengths,
         shape="m16n8k32" if _vector == 1 else "m16n8k64",
         kind=_kind,
@@ -169,8 +180,7 @@ def _places(which: str, ids: bytes, count: int) -> npt.NDArray[np.int64]:
     Raises Error where a selector means nothing or differs between lanes.
     """
     each = np.frombuffer(ids, np.uint32).reshape(-1, 2, 32).astype(np.int64)
-    allowed = {"byte": range(0, 4, count), "thread": range(2 if which == "a" else 4)}
-    for place, (name, numbers) in enumerate(allowed.items()):
+    for place, (name, numbers) in enumerate(zip(("byte", "thread"), _allowed(which, count), strict=True)):
         found = np.unique(each[:, place])
         if not set(found.tolist()) <= set(numbers) or (each != each[..., :1]).any():
             raise Error(
