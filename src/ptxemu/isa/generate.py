@@ -236,6 +236,8 @@ class _Generator:
             if jump.kind == "branch":
                 self.emit(f"    if q == m: return {target}")
                 self.emit(f"    if not q: return B{p.index + 1}")
+                if jump.whole:
+                    self.emit("    w.divided(m & ~q)")
                 self.emit(f"    return w.split(R, m, q, {target}, B{p.index + 1})")
             else:
                 self.emit(f"    if not q: return B{p.index + 1}")

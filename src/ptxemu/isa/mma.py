@@ -150,15 +150,17 @@ def _allowed(which: str, count: int) -> tuple[range, range]:
     return range(0, 4, count), range(2 if which == "a" else 4)
 
 
+def _constants(which: str, count: int) -> str:
+    """A selector's type with the constants that it may be."""
+    return "u16 in " + " | ".join(" ".join(map(str, numbers)) for numbers in _allowed(which, count))
+
+
 OPERANDS = ("sa, <ia>, sb, <ib>", "<sa>, <ia>, <sb>, <ib>")  # compilers put the scales in braces
 for (_kind, _vector, _optional, _types, _stypes), _order, _operands in itertools.product(SCALED, ORDERS, OPERANDS):
     matrix(
         f"mma.sync.aligned.{_order.replace('{}', '{.size}' if _optional else '.size')} <d>, <a>, <b>, <c>, {_operands}",
         dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32")
-        | {
-            f"i{which}": f"u16 in {' | '.join(' '.join(map(str, x)) for x in _allowed(which, _vector))}"
-            for which in "ab"
-        },
+        | {"ia": _constants("a", _vector), "ib": _constants("b", _vector)},
         _lengths,
         shape="m16n8k32" if _vector == 1 else "m16n8k64",
         kind=_kind,

@@ -19,7 +19,7 @@ __all__ = ["NEEDS", "check", "needed"]
 _SMALL = "e2m1|e2m3|e3m2|ue8m0|s2f6"
 _EIGHT = "(e4m3|e5m2)x2"
 
-# feature, the special one first: what the instruction's opcode looks like, followed by a comma for each operand but the first
+# feature, a narrower one first: what the opcode looks like, followed by a comma for each operand but the first
 NEEDS = {
     "wgmma": r"wgmma\..*",
     "tcgen05": r"tcgen05\..*",
@@ -52,7 +52,7 @@ def needed(opcode: str, operands: int) -> tuple[str, ...]:
 
 
 def check(instruction: Instruction, chip: Chip, target: str) -> None:
-    """Raises UnknownInstruction, with line, text and feature, for what the chip or the module's `.target` does not have.
+    """Raises UnknownInstruction, with line, text and feature, for what the chip or the `.target` does not have.
 
     target: sm_90 for instance, which lacks some of what the chip sm_90a has.
     """

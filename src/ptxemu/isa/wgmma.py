@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ptxemu.errors import MemoryFault
 from ptxemu.isa.engine import Modifiers, Value, warp
 from ptxemu.isa.flight import check_operands
-from ptxemu.machine.lanes import bools, first
+from ptxemu.machine.lanes import FULL, bools, first
 from ptxemu.machine.signal import Wait
 from ptxemu.machine.warpgroup import issued_by, warpgroup_of
 from ptxemu.machine.wgmma import Kind, Wgmma, shared_matrix
@@ -56,6 +56,8 @@ def mma_async(
 
     tf32 are f32 numbers whose low 13 bits are ignored; s32 sums wrap around, or stay at their limits.
     """
+    if m != FULL:
+        raise MemoryFault(f"wgmma.mma_async: lanes {m:#x} of the warp issue it; all 32 have to")
     if p & m not in (0, m):
         raise MemoryFault("the threads of a warp give different values of scale-d to a wgmma.mma_async")
     kind = _kind(shape, types)
