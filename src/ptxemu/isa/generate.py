@@ -236,8 +236,7 @@ class _Generator:
             if jump.kind == "branch":
                 self.emit(f"    if q == m: return {target}")
                 self.emit(f"    if not q: return B{p.index + 1}")
-                if jump.whole:
-                    self.emit("    w.divided(m & ~q)")
+                self.emit_all(["w.divided(m & ~q)"] if jump.whole else [])
                 self.emit(f"    return w.split(R, m, q, {target}, B{p.index + 1})")
             else:
                 self.emit(f"    if not q: return B{p.index + 1}")

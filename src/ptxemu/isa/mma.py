@@ -208,9 +208,7 @@ def integers(w: Warp, a: Words, b: Words, c: Words, *, shape: str, types: str, s
     left = _integers(kind_a, fr.a_rows(a, sizes(shape)[0]))
     right = _integers(kind_b, fr.b_columns(b))
     total = (left @ right.swapaxes(-1, -2)).astype(np.int64) + fr.c_values(c, np.int32)
-    if satfinite:
-        total = total.clip(-(1 << 31), (1 << 31) - 1)
-    return fr.c_registers(total.astype(np.int32))
+    return fr.c_registers(ar.to_s32(total, satfinite))
 
 
 for _shape, _types in INTEGERS.items():

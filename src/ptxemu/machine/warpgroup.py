@@ -21,7 +21,7 @@ from ptxemu.errors import MemoryFault
 from ptxemu.machine.lanes import LANES
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Signal, Wait
-from ptxemu.machine.wgmma import Wgmma, multiply
+from ptxemu.machine.wgmma import WARPS, Wgmma, multiply
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -33,7 +33,6 @@ __all__ = ["IN_USE", "Collective", "Issued", "Warpgroup", "in_flight", "in_use",
 
 IN_USE = "register of a wgmma in flight"
 
-WARPS = 4
 U32 = npt.NDArray[np.uint32]
 Registers = tuple[Any, ...] | U32  # a thread's registers, or the array (registers, 32) whose rows they are
 
