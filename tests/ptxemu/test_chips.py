@@ -47,6 +47,8 @@ INSTRUCTIONS = {
     "saturating tf32": "cvt.rn.satfinite.tf32.f32 %r0, %f0;",
     "byte masks": "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%d0], [%r0], 16, %h0;",
     "f32 redux": "redux.sync.max.f32 %f0, %f1, 0xffffffff;",
+    "kind::f8f6f4": "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e5m2.f32 {%f0, %f1, %f2, %f3}, "
+    "{%r0, %r1, %r2, %r3}, {%r0, %r1}, {%f0, %f1, %f2, %f3};",
     "mma of narrow floats": "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32 {%f0, %f1, %f2, %f3}, "
     "{%r0, %r1, %r2, %r3}, {%r0, %r1}, {%f0, %f1, %f2, %f3};",
 }

@@ -411,3 +411,14 @@ def test_every_form_has_a_case() -> None:
     cases = [text(form, "sm_120a") for form in (*PLAIN, *NARROW, *INTEGER)]
     cases += [text(form, "sm_120a", select) for form, _ in SCALED for select in SELECT]
     assert missing_forms(["mma"], cases) == []
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a", "sm_120a"])
+@pytest.mark.parametrize("out", ["f32", "f16"])
+def test_the_kind_of_fp8_changes_nothing(out: str, target: str) -> None:
+    """Of both spellings the assembler makes the same code on every chip."""
+    types = f"{out}.e4m3.e5m2.{out}"
+    form = Form(f"mma.sync.aligned.m16n8k32.row.col.{types}", "m16n8k32", types)
+    kind = Form(f"mma.sync.aligned.kind::f8f6f4.m16n8k32.row.col.{types}", "m16n8k32", types)
+    matrices_of = matrices(form, 3)
+    np.testing.assert_array_equal(run(kind, target, *matrices_of), run(form, target, *matrices_of))

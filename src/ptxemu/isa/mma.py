@@ -70,6 +70,11 @@ def plain(w: Warp, a: Words, b: Words, c: Words, *, shape: str, types: str) -> W
     """PTX 'Multiply-and-Accumulate Instruction: mma'.  D = A B + C for f16, bf16, tf32 and FP8."""
     out, kind_a, kind_b, _ = types.split(".")
     _count(w, kind_a, shape, len(a))
+    return _product(w, a, b, c, kind_a, kind_b, out)
+
+
+def _product(w: Warp, a: Words, b: Words, c: Words, kind_a: str, kind_b: str, out: str) -> Words:
+    """D = A B + C without scales."""
     rows, columns = fr.a_rows(a), fr.b_columns(b)
     if kind_a in FP8 and "mma of narrow floats" not in w.grid.chip.has:
         return _by_halves(rows, columns, c, kind_a, kind_b, out)
@@ -100,7 +105,7 @@ def narrow(w: Warp, a: Words, b: Words, c: Words, *, shape: str, types: str) -> 
     """PTX 'Multiply-and-Accumulate Instruction: mma'.  FP8, FP6 and FP4 elements in a byte each."""
     out, kind_a, kind_b, _ = types.split(".")
     _count(w, "f8f6f4", shape, len(a))
-    return _accumulate(_decode(kind_a, fr.a_rows(a)), _decode(kind_b, fr.b_columns(b)), c, out)
+    return _product(w, a, b, c, kind_a, kind_b, out)
 
 
 # Kind, scales a row, whether the instruction may leave that out, types of the elements and of the scales.

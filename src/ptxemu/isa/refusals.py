@@ -39,7 +39,8 @@ NEEDS = {
     "saturating tf32": r"cvt\.r[nz]\.(relu\.)?satfinite\..*tf32\.f32,*",
     "byte masks": r"cp\.async\.bulk\..*\.cp_mask,*",
     "f32 redux": r"redux\..*\.f32,*",
-    "mma of narrow floats": rf"mma\.sync\..*(kind::|block_scale|{_SMALL}).*",
+    "mma of narrow floats": rf"mma\.sync\..*(kind::mx|block_scale|{_SMALL}).*",
+    "kind::f8f6f4": r"mma\.sync\..*\.kind::f8f6f4\..*",
 }
 _PATTERNS = {feature: re.compile(pattern) for feature, pattern in NEEDS.items()}
 

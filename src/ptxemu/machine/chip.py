@@ -58,6 +58,7 @@ BLACKWELL = (PLAIN - {"TMA multicast"} | SPECIFIC) | {
     "8-bit matrices",
     "multicast launch control",
     "swizzle atoms",
+    "kind::f8f6f4",
 }
 DATACENTER = BLACKWELL | {"tcgen05", "CTA pairs", "TMA multicast", "f32 redux"}
 WORKSTATION = BLACKWELL | {"mma of narrow floats"}
