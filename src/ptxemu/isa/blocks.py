@@ -87,6 +87,8 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
             pending.append((blocks[-1], found))
             blocks[-1].jump = Jump(form.function(), item.line, item.guard)
             fresh()
+        elif _together(blocks[-1]) and found.converge == "aligned" and item.guard is None and not form.blocking:
+            blocks[-1].body.append(found)
         elif form.blocking or found.converge:
             block = fresh()
             if item.guard is not None:  # the lanes that the guard keeps out pass by
@@ -106,6 +108,11 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
         block.jump = _resolve(block.jump, found, places, function)
     _live(blocks, numbers)
     return blocks
+
+
+def _together(block: Plan) -> bool:
+    """Whether all lanes of the warp run the block, which begins by waiting for them."""
+    return bool(block.body) and block.body[0].converge == "aligned" and block.jump is None
 
 
 def _decoded(item: Instruction, widths: Mapping[str, int]) -> Decoded:

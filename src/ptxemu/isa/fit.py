@@ -21,20 +21,24 @@ _FLOATS = ("f16", "f32", "f64", "b16", "b32", "b64")  # what a float constant ma
 
 
 def misfit(
-    opcode: str, slots: Iterable[tuple[str, str | None, Operand]], has_vec: bool, widths: Mapping[str, int]
+    opcode: str,
+    slots: Iterable[tuple[str, str | None, Operand, int | None]],
+    has_vec: bool,
+    widths: Mapping[str, int],
 ) -> str | None:
     """Why the operands do not fit, or None.
 
     slots: for each operand the shape of its slot ("plain", "address", "pair", "vector"), its PTX type where the form
-    gives one, and the operand itself; a slot of an address but its first has the shape "part".
+    gives one ("imm": a constant), the operand itself, and how many elements it has where the form says that; a slot of
+    an address but its first has the shape "part".
     has_vec: the form has a `{.vec}`, so that without one a vector has one element.  widths: bits of each register.
     """
     wider = _WIDER.fullmatch(opcode) is not None
-    for shape, kind, operand in slots:
+    for shape, kind, operand, count in slots:
         if shape == "address":
             reason = _address(operand, widths)
         elif shape == "vector" and isinstance(operand, Vector):
-            reason = _vector(opcode, kind, operand, has_vec, wider, widths)
+            reason = _vector(opcode, kind, operand, count or _count(opcode, has_vec), wider, widths)
         else:
             reason = _scalar(kind, operand, wider, widths)
         if reason is not None:
@@ -48,11 +52,15 @@ def _address(operand: Operand, widths: Mapping[str, int]) -> str | None:
     return None
 
 
-def _vector(
-    opcode: str, kind: str | None, operand: Vector, has_vec: bool, wider: bool, widths: Mapping[str, int]
-) -> str | None:
+def _count(opcode: str, has_vec: bool) -> int | None:
+    """The elements that an opcode says its vector has."""
     found = _COUNT.search(opcode)
-    count = int(found[1]) if found else 1 if has_vec else None
+    return int(found[1]) if found else 1 if has_vec else None
+
+
+def _vector(
+    opcode: str, kind: str | None, operand: Vector, count: int | None, wider: bool, widths: Mapping[str, int]
+) -> str | None:
     if count is not None and len(operand.items) != count:
         return f"a vector of {len(operand.items)} where one of {count} is expected"
     if opcode.startswith("mov."):
@@ -66,6 +74,8 @@ def _vector(
 
 def _scalar(kind: str | None, operand: Operand, wider: bool, widths: Mapping[str, int]) -> str | None:
     """kind None: any data that is no predicate."""
+    if kind == "imm":
+        return None if isinstance(operand, Immediate) and not operand.float_bits else "an operand that is no constant"
     if isinstance(operand, Register):
         return _register(kind, operand, wider, widths)
     if isinstance(operand, Immediate) and kind is not None:

@@ -1,0 +1,35 @@
+"""Programs that run on the emulator and on a Hopper GPU, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from programs import (
+    arithmetic,
+    atomics,
+    barriers,
+    clusters,
+    convert,
+    copies,
+    launches,
+    tensor_copies,
+    tensor_cores,
+    tensor_maps,
+    warps,
+)
+from programs.program import Program
+
+# Every program of a family; programs of the first two are lane-wise (Program.group).
+FAMILIES: dict[str, Callable[[], Iterator[Program]]] = {
+    "convert": convert.programs,
+    "arithmetic": arithmetic.programs,
+    "tensor copies": tensor_copies.programs,
+    "tensor maps": tensor_maps.programs,
+    "copies": copies.programs,
+    "barriers": barriers.programs,
+    "clusters": clusters.programs,
+    "atomics": atomics.programs,
+    "warps": warps.programs,
+    "launches": launches.programs,
+    "tensor cores": tensor_cores.programs,
+}
