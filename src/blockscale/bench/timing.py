@@ -22,7 +22,7 @@ LEAST_LAUNCHES = 40  # of a replay, so that the events around it cost nothing
 ROUNDS = 21
 
 
-class Wrong(RuntimeError):
+class Wrong(Exception):
     """A candidate's result is not what it must be; the message names candidate, copy and first element."""
 
 
