@@ -114,6 +114,29 @@ def _check_cold(candidate: Candidate) -> None:
         )
 
 
+def compare(candidate: Candidate, right: Truth) -> None:
+    """Raises Wrong unless the first result is within its tolerance of the truth, and the others are bit-equal to it."""
+    first = candidate.results[0]
+    error = (first.double() - right.exact).abs()
+    bad = ~(error <= candidate.tolerance * right.allowed)  # NaN is bad too
+    if bool(bad.any()):
+        at = _first(bad)
+        raise Wrong(
+            f"{candidate.name}: {int(bad.sum())} of {bad.numel()} elements are wrong; the first at {at}: got "
+            f"{float(first[at])!r}, exact {float(right.exact[at])!r}, allowed {float(right.allowed[at]):.3e}"
+        )
+    for i, result in enumerate(candidate.results):
+        if not torch.equal(result, first):
+            at = _first(result != first)
+            raise Wrong(
+                f"{candidate.name}: copy {i} is not copy 0 at {at}: {float(result[at])!r}, {float(first[at])!r}"
+            )
+
+
+def _first(bad: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in bad.nonzero()[0])
+
+
 class _Timer:
     """A candidate's graph, and the events around a replay."""
 
@@ -136,29 +159,12 @@ class _Timer:
                     launch()
 
     def check(self, right: Truth) -> None:
-        """Poisons every result, replays the graph, and compares them: with the truth, and bit by bit with each other.
-
-        Raises:
-            Wrong.
-        """
-        results = self._candidate.results
-        for result in results:
+        """Poisons every result, replays the graph, and compares. Raises Wrong."""
+        for result in self._candidate.results:
             result.fill_(math.nan)
         self._graph.replay()
         torch.cuda.synchronize()
-        first = results[0]
-        error = (first.double() - right.exact).abs()
-        bad = ~(error <= self._candidate.tolerance * right.allowed)  # NaN is bad too
-        if bool(bad.any()):
-            at = tuple(int(i) for i in bad.nonzero()[0])
-            raise Wrong(
-                f"{self.name}: {int(bad.sum())} of {bad.numel()} elements are wrong; the first at {at}: got "
-                f"{float(first[at])!r}, exact {float(right.exact[at])!r}, allowed {float(right.allowed[at]):.3e}"
-            )
-        for i, result in enumerate(results):
-            if not torch.equal(result, first):
-                at = tuple(int(i) for i in (result != first).nonzero()[0])
-                raise Wrong(f"{self.name}: copy {i} differs from copy 0 at {at}: {float(result[at])!r}")
+        compare(self._candidate, right)
 
     def start(self) -> None:
         """A replay between two events, after one that keeps the GPU busy until they are all enqueued."""
