@@ -7,6 +7,7 @@ properties (`signature`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ from torch import Tensor
 
 from blockscale import arguments, plan
 from blockscale.config import Config
-from blockscale.entry import INPUTS, OUT
-from blockscale.formats.layouts import ATOMS
+from blockscale.entry import alignments
 from blockscale.launch import cuda, emulated
 from blockscale.plan import Launcher, Plan
 from blockscale.problem import Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
 DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-ALIGNMENT = 16  # of codes and scales, for TMA
+# What a pointer's name is called in an error.
+TITLES = {"a": "a.codes", "b": "b.codes", "sfa": "a.scales", "sfb": "b.scales"}
 _MOST_KNOWN = 4096
 
 
@@ -87,10 +88,12 @@ def prepare(
         return lambda: None
     ld_out = _rows_apart(out)
     made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
-    assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
-    left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
+    layouts = made.family.LAYOUTS
+    left = a.with_layout(layouts["a"]) if isinstance(a, NVFP4Tensor) else a.contiguous()
+    right = b.with_layout(layouts["b"])
     for name, operand in (("a", left), ("b", right)):
-        _check_dense(name, operand)
+        if isinstance(operand, NVFP4Tensor):
+            _check_dense(name, operand)
     result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     call = Call(made, out.shape, out.dtype)
     pointers, factor, held = call.arguments(left, right, result, alpha)
@@ -100,7 +103,7 @@ def prepare(
             made.run(pointers, factor)
         else:
             step = problem.m * made.ld_out * out.itemsize
-            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
+            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made, step):
                 made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
         if result is not out:
             out.copy_(result)
@@ -133,6 +136,10 @@ class Call:
     shape: torch.Size  # of the result
     dtype: torch.dtype
 
+    @functools.cached_property
+    def aligned(self) -> tuple[tuple[int, int], ...]:
+        return alignments(self.plan.family.ENTRY, self.dtype.itemsize)
+
     def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor | None, alpha: float | Tensor | None) -> Tensor:
         """Checks what depends on addresses and values, and launches; makes the result if `out` is None.
 
@@ -146,13 +153,13 @@ class Call:
         return out
 
     def arguments(
-        self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
+        self, a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
     ) -> tuple[list[int], float, list[Tensor]]:
         """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
 
         On the CPU operands that are not aligned are copied: weights of a mapped file lie where the file has them.
         """
-        plan = self.plan
+        plan, entry = self.plan, self.plan.family.ENTRY
         factor = 1.0
         tensor = plan.launcher.one
         if isinstance(alpha, Tensor):
@@ -163,32 +170,36 @@ class Call:
             factor = alpha
         elif alpha is not None:
             factor = float(arguments.check_alpha(alpha, out.device))
-        given = [a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor]
+        given = plan.family.tensors(a, b, out, tensor, None)
         pointers = [t.data_ptr() for t in given]
-        start, stop = pointers[OUT], pointers[OUT] + plan.sizes[OUT]
-        for i in INPUTS:
-            if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
-                arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[OUT] % out.itemsize:
-            given = _aligned(given)
-            pointers = [t.data_ptr() for t in given]
+        for o in entry.outputs:
+            start, stop = pointers[o], pointers[o] + plan.sizes[o]
+            for i in entry.inputs:
+                if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
+                    arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
+        for i, align in self.aligned:
+            if pointers[i] % align:
+                given = self._moved(given)
+                pointers = [t.data_ptr() for t in given]
+                break
         return pointers, factor, given
 
+    def _moved(self, given: list[Tensor]) -> list[Tensor]:
+        """The same tensors, copies of those operands on the CPU that are not aligned.
 
-def _aligned(given: list[Tensor]) -> list[Tensor]:
-    """The same tensors, copies of those operands on the CPU that are not aligned.
-
-    Raises:
-        ValueError: an operand on a GPU, or the result, is not aligned.
-    """
-    moved = list(given)
-    for i, name in enumerate(("a.codes", "b.codes", "a.scales", "b.scales", "out")):
-        allowed = given[i].itemsize if name == "out" else ALIGNMENT
-        if given[i].data_ptr() % allowed:
-            if name == "out" or given[i].device.type != "cpu":
-                raise ValueError(f"{name}: at address {given[i].data_ptr():#x}, expected a multiple of {allowed} bytes")
-            moved[i] = given[i].clone()
-    return moved
+        Raises:
+            ValueError: an operand on a GPU, or the result, is not aligned.
+        """
+        moved, entry = list(given), self.plan.family.ENTRY
+        names = list(entry.pointers)
+        for i, align in self.aligned:
+            at = given[i].data_ptr()
+            if at % align:
+                if i in entry.outputs or given[i].device.type != "cpu":
+                    name = TITLES.get(names[i], names[i])
+                    raise ValueError(f"{name}: at address {at:#x}, expected a multiple of {align} bytes")
+                moved[i] = given[i].clone()
+        return moved
 
 
 def _check_dense(name: str, x: NVFP4Tensor) -> None:
@@ -217,13 +228,15 @@ def _rows_apart(out: Tensor) -> int | None:
     return by_row if by_row >= n and (len(matrices) == 1 or by_matrix == m * by_row) else None
 
 
-def _matrices(
-    a: torch.Size, b: torch.Size, out: torch.Size, sizes: tuple[int, ...], step: int
-) -> Iterator[tuple[int, ...]]:
+def _matrices(a: torch.Size, b: torch.Size, out: torch.Size, plan: Plan, step: int) -> Iterator[list[int]]:
     """For each matrix of the result, how far its addresses are from the first one's; `step` bytes in `out`."""
     of_a, of_b = (np.broadcast_to(np.arange(math.prod(x)).reshape(x), out).ravel().tolist() for x in (a, b))
+    names = plan.family.ENTRY.pointers
     for i, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
-        yield x * sizes[0], y * sizes[1], x * sizes[2], y * sizes[3], i * step, 0, 0, 0
+        at = {"a": x, "sfa": x, "b": y, "sfb": y, "sf_out": i}
+        offsets = [at.get(name, 0) * size for name, size in zip(names, plan.sizes, strict=True)]
+        offsets[plan.family.ENTRY.outputs[0]] = i * step
+        yield offsets
 
 
 def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any, ...] | None:

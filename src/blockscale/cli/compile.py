@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from blockscale import heuristics, plan
+from blockscale import families, heuristics, plan
 from blockscale.cli.terminal import AsJson, output, plain_table, print_json, progress, refusals
 from blockscale.problem import Problem, Target, target_named
 from blockscale.store import Store, default_store, key_of, origin
@@ -91,7 +91,7 @@ def compile_all(problems: list[Problem], target: Target, kept: Store) -> list[Ke
     """The artefacts that the heuristics' choices for `problems` need, each once."""
     wanted: dict[str, list[Problem]] = {}
     for asked in [variant for problem in problems for variant in (problem, replace(problem, invariant=True))]:
-        code = str(heuristics.choose(asked, target).config.code())
+        code = str(families.code(heuristics.choose(asked, target).config, target))
         wanted.setdefault(code, []).append(asked)
     kernels = []
     with progress(f"compiling for {target.arch}", len(wanted)) as advance:

@@ -12,6 +12,7 @@ import sys
 
 from blockscale import store
 from blockscale.config import Config
+from blockscale.families.sm100 import ENTRY
 from blockscale.problem import OUT_DTYPES, Problem, Target
 
 HOPPER = Target("sm_90a", "sm100", (9, 0), "naive on h200", sms=132, smem=232_448)
@@ -34,7 +35,12 @@ def fill(directory):
 
     for out_dtype in OUT_DTYPES:
         kernel = NaiveGemm(CONFIG.tile, out_dtype=out_dtype)
-        parts = compiler.compile_function(kernel, compiler.traced_arguments(out_dtype), HOPPER.arch, "the naive kernel")
+        parts = compiler.compile_function(
+            kernel,
+            compiler.traced_arguments(ENTRY, Problem(1, 1, 1, out_dtype=out_dtype)),
+            HOPPER.arch,
+            "the naive kernel",
+        )
         assert "library" in parts, "a C compiler has to link it"
         store.Store(directory).put(origin(out_dtype), parts)
         print(key(out_dtype), out_dtype)

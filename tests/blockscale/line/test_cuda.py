@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale import backends, entry, plan, store
+from blockscale import backends, plan, store
 from blockscale.backends import gpu, sm90
 from blockscale.config import Config
+from blockscale.families.sm100 import ENTRY
 from blockscale.launch import cuda, emulated
 from blockscale.problem import Problem, Target, target_named, target_of_capability
 from blockscale.store import Artefact
@@ -311,7 +312,7 @@ def test_the_tests_on_silicon_reach_the_naive_kernel(monkeypatch, tmp_path):
         emulated._active.reset(token)
     first, second = launcher.asked
     assert first[0] == second[0] == naive_store.key("bf16")
-    assert dict(zip(entry.VALUES, first[3], strict=True)) | {"ctas": 0} == {
+    assert dict(zip(ENTRY.values, first[3], strict=True)) | {"ctas": 0} == {
         "factor": 0.25,
         "m": 37,
         "n": 25,
@@ -322,4 +323,4 @@ def test_the_tests_on_silicon_reach_the_naive_kernel(monkeypatch, tmp_path):
         "batch_b": 1,
         "ctas": 0,
     }
-    assert len(first[1]) == len(first[2]) == len(entry.POINTERS)
+    assert len(first[1]) == len(first[2]) == len(ENTRY.pointers)

@@ -15,7 +15,7 @@ import blockscale as bs
 import ptxemu
 from blockscale import reference
 from blockscale.backends import gpu
-from blockscale.config import supports
+from blockscale.families import supports
 from blockscale.launch import emulated
 from blockscale.problem import Problem, target_named
 

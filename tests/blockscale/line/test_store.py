@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from blockscale import plan, store
-from blockscale.config import CODE_FIELDS, Config
+from blockscale.config import Config
+from blockscale.families.sm100 import CODE_FIELDS, KERNEL
 from blockscale.problem import Problem, target_named
 from blockscale.store import Store
 
@@ -147,20 +148,20 @@ def test_a_key_is_the_same_in_another_process():
 
 
 def test_a_source_of_the_kernels_is_in_the_key(monkeypatch, tmp_path):
-    before = store._sources()
+    before = store.sources(KERNEL)
     for path in (SRC / "blockscale").rglob("*"):
         if path.suffix in (".py", ".c"):
             copy = tmp_path / "blockscale" / path.relative_to(SRC / "blockscale")
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(store, "__file__", str(tmp_path / "blockscale" / "store.py"))
-    store._sources.cache_clear()
-    assert store._sources() == before
+    store.sources.cache_clear()
+    assert store.sources(KERNEL) == before
     changed = tmp_path / "blockscale" / "kernels" / "parts" / "geometry.py"
     changed.write_text(changed.read_text() + "# changed\n")
-    store._sources.cache_clear()
-    assert store._sources() != before
-    store._sources.cache_clear()
+    store.sources.cache_clear()
+    assert store.sources(KERNEL) != before
+    store.sources.cache_clear()
 
 
 def test_what_a_dead_process_left_is_swept(tmp_path):

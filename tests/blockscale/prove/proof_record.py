@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blockscale import store
+from blockscale.families.sm100 import KERNEL
 
 ROOT = Path(__file__).parents[3]
 PATH = ROOT / "benchmarks" / "records" / "prove-sm100.json"
@@ -28,7 +29,7 @@ PAIRWISE = 65 * 6  # rows x passes
 
 def kernels() -> str:
     """A digest of what writes a kernel's code."""
-    return store._sources()[:16]
+    return store.sources(KERNEL)[:16]
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from operands import POISON, every_code_and_scale, small_integers
 
 import blockscale as bs
 from blockscale import reference
-from blockscale.config import Config, supports
+from blockscale.config import Config
+from blockscale.families import supports
 from blockscale.problem import Problem, target_named
 
 B200 = target_named("b200")

@@ -14,7 +14,8 @@ from sweep import DATA, GPU_MODE, SCHEDULES, SHAPES, Shape
 
 import blockscale as bs
 from blockscale import reference
-from blockscale.config import Config, supports
+from blockscale.config import Config
+from blockscale.families import supports
 from blockscale.problem import Problem
 
 needs_compiler = pytest.mark.usefixtures("_compiler")

@@ -1,0 +1,107 @@
+"""What differs between GPU families: one module each, and everything else asks it through `of(target)`.
+
+A family says which configurations can be built and serve a problem, which to choose and why, what its kernel takes and
+what stands behind that. The modules are data and pure functions; only `kernel` needs the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from blockscale.config import Choice, Config, Reason
+from blockscale.entry import Entry
+from blockscale.families import sm100
+from blockscale.problem import Problem, Target
+from blockscale.tensor import NVFP4Tensor
+
+LARGEST_EXTENT = 2**31 - 512  # kernels have 32-bit sizes, and add up to a tile to them
+
+
+class Family(Protocol):
+    """What a family's module has.
+
+    Attributes:
+        CODE_FIELDS, CALL_FIELDS: the fields of `Config` that decide a kernel's code, and those that are arguments of a
+            call. The others have to be left at their defaults.
+        ENTRY: what its kernels take.
+        KERNEL: the module of the kernel; it and what it imports decide the code.
+        LAYOUTS: the layouts of scales that it reads, of an NVFP4 "a" and "b".
+    """
+
+    CODE_FIELDS: tuple[str, ...]
+    CALL_FIELDS: tuple[str, ...]
+    ENTRY: Entry
+    KERNEL: str
+    LAYOUTS: Mapping[str, str]
+
+    def unsupported(self, problem: Problem, target: Target) -> Reason | None:
+        """Why no configuration does `problem`, or None."""
+
+    def unbuildable(self, config: Config, target: Target) -> Reason | None:
+        """Why there can be no such kernel, for any problem, or None."""
+
+    def unfit(self, problem: Problem, target: Target, config: Config) -> Reason | None:
+        """Why a kernel that can be built does not serve `problem`, or None."""
+
+    def choose(self, problem: Problem, target: Target) -> Choice | Reason:
+        """The configuration to take, or why there is none."""
+
+    def kernel(self, problem: Problem, target: Target, config: Config) -> Any:
+        """The kernel, an object whose `__call__` takes `ENTRY`. Imports the compiler."""
+
+    def tensors(
+        self, a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, alpha: Tensor, bias: Tensor | None
+    ) -> list[Tensor]:
+        """What stands behind each of `ENTRY.pointers`."""
+
+    def sizes(self, problem: Problem, ld_out: int) -> dict[str, int]:
+        """Bytes behind each of `ENTRY.pointers` that a kernel may touch."""
+
+    def values(self, problem: Problem, target: Target, config: Config, ld_out: int) -> dict[str, int]:
+        """`ENTRY.values` without the first, the factor, which is the call's."""
+
+
+_FAMILIES: dict[str, Family] = {"sm100": sm100}
+
+
+def of(target: Target) -> Family:
+    """The family of a target."""
+    return _FAMILIES[target.backend]
+
+
+def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
+    """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
+    family = of(target)
+    return (
+        unsupported(problem, target)
+        or _foreign(config, target)
+        or family.unbuildable(config, target)
+        or family.unfit(problem, target, config)
+    )
+
+
+def unsupported(problem: Problem, target: Target) -> Reason | None:
+    """Why no configuration of `target` does `problem`, or None."""
+    for name in ("m", "n", "k", "batch"):
+        if getattr(problem, name) > LARGEST_EXTENT:
+            return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
+    return of(target).unsupported(problem, target)
+
+
+def code(config: Config, target: Target) -> dict[str, Any]:
+    """The fields of `config` that decide a kernel's code."""
+    return {name: getattr(config, name) for name in of(target).CODE_FIELDS}
+
+
+def _foreign(config: Config, target: Target) -> Reason | None:
+    """A field that was set and that these kernels do not have."""
+    own = of(target).CODE_FIELDS + of(target).CALL_FIELDS
+    for field in fields(config):
+        if field.name not in own and getattr(config, field.name) != field.default:
+            given = f"{getattr(config, field.name)!r}, expected {field.default!r}"
+            return Reason(f"config.{field.name}", f"{given}: the {target.backend} kernels do not have it")
+    return None

@@ -1,0 +1,21 @@
+"""The sm_100a family (B200): constraints, choice and entry of `kernels/sm100.py`."""
+
+from blockscale.families.sm100.choice import choose
+from blockscale.families.sm100.constraints import CALL_FIELDS, CODE_FIELDS, unbuildable, unfit, unsupported
+from blockscale.families.sm100.launch import ENTRY, KERNEL, LAYOUTS, kernel, sizes, tensors, values
+
+__all__ = [
+    "CALL_FIELDS",
+    "CODE_FIELDS",
+    "ENTRY",
+    "KERNEL",
+    "LAYOUTS",
+    "choose",
+    "kernel",
+    "sizes",
+    "tensors",
+    "unbuildable",
+    "unfit",
+    "unsupported",
+    "values",
+]
