@@ -150,7 +150,8 @@ def traced_arguments(entry: Entry, problem: Problem) -> list[Any]:
         "fp32": cutlass.Float32,
         "fp64": cutlass.Float64,
     }
-    types |= {"problem.a": types.get(problem.a), "problem.out_dtype": types.get(problem.out_dtype)}
+    types["nvfp4"] = types["uint8"]  # codes
+    types |= {f"problem.{name}": types[getattr(problem, name) or "fp32"] for name in ("a", "bias", "out_dtype")}
     pointers = [
         make_ptr(types[kind], 0, cute.AddressSpace.gmem, assumed_align=align or types[kind].width // 8)
         for kind, align in entry.pointers.values()

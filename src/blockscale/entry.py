@@ -15,7 +15,8 @@ OUTPUTS = ("out", "sf_out")
 
 
 class Pointer(NamedTuple):
-    """An address of elements of a type: "uint8", "fp32", or a dtype of the problem, "problem.a" or "problem.out_dtype".
+    """An address of elements of a type: "uint8", "fp32", or a dtype of the problem: "problem.a", "problem.bias" or
+    "problem.out_dtype". NVFP4 stands for its codes, and where there is no bias, it is fp32.
 
     It is a multiple of `align` bytes; 0 stands for the size of an element.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blockscale import ops, threads
 from blockscale.formats import blocks, e4m3, fragment, layouts, packing
-from blockscale.formats.layouts import BLOCK, FRAGMENT, GROUPED, K_ALIGN, LAYOUTS, LINEAR, round_up
+from blockscale.formats.layouts import ATOMS, BLOCK, FRAGMENT, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
 from blockscale.tensor_checks import check_fragment, check_scale_shape, check_shape, full_index, unit_slice
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
+SMALLEST_GLOBAL_SCALE = 2.0**-126  # of a tensor that is quantised
 LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _kinds: dict[tuple[object, ...], int] = {}
@@ -119,6 +120,38 @@ class NVFP4Tensor:
         if check_values if check_values is not None else codes.device.type == "cpu":
             made._check_values()
         return made
+
+    @classmethod
+    def zeros(
+        cls,
+        shape: Sequence[int],
+        *,
+        global_scale: float | Tensor,
+        layout: str = "128x4",
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """A tensor of zeros, for instance as `out` of `gemm`, which quantises its result with this global scale.
+
+        Args:
+            shape: (..., M, K), M >= 0 and K >= 1.
+            global_scale: the multiplier, a float or an fp32 tensor of one element on `device`.
+            layout: "linear" or "128x4".
+
+        Raises:
+            TypeError, ValueError: naming the argument, what came and what is allowed.
+        """
+        check_layout(layout)
+        if layout == GROUPED:
+            raise ValueError(f"layout: {layout!r}, expected {LINEAR!r} or {ATOMS!r}")
+        if not isinstance(shape, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
+            raise TypeError(f"shape: {shape!r}, expected a sequence of integers")
+        if len(shape) < 2 or min(shape) < 0 or shape[-1] < 1:
+            raise ValueError(f"shape: {tuple(shape)}, expected (..., M, K) with M >= 0 and K >= 1")
+        columns = layouts.blocks(shape[-1])
+        rows = shape[-2] if layout == LINEAR else round_up(shape[-2], ROW_ALIGN)
+        codes = torch.zeros(*shape[:-1], columns * BLOCK // 2, dtype=torch.uint8, device=device)
+        scales = torch.zeros(*shape[:-2], rows, columns, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+        return cls.from_parts(codes, scales, global_scale, shape=shape, layout=layout)
 
     @property
     def device(self) -> torch.device:

@@ -22,12 +22,14 @@ from blockscale.config import Config
 from blockscale.entry import alignments
 from blockscale.launch import cuda, emulated
 from blockscale.plan import Launcher, Plan
-from blockscale.problem import Problem, Target
+from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
-DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Result = Tensor | NVFP4Tensor
 # What a pointer's name is called in an error.
-TITLES = {"a": "a.codes", "b": "b.codes", "sfa": "a.scales", "sfb": "b.scales"}
+TITLES = {"a": "a.codes", "b": "b.codes", "sfa": "a.scales", "sfb": "b.scales", "sf_out": "out.scales"}
 _MOST_KNOWN = 4096
 
 
@@ -60,7 +62,7 @@ def launcher(target: Target, device: torch.device) -> Launcher:
 def prepare(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
-    out: Tensor,
+    out: Result,
     *,
     target: Target,
     alpha: float | Tensor = 1.0,
@@ -69,9 +71,9 @@ def prepare(
     invariant: bool = False,
     config: Config | None = None,
 ) -> Callable[[], Call | None]:
-    """out = alpha x a @ b^T, checked and planned but for the launch, which is the returned function; the caller has
-    checked the arguments. Scales in another layout than "128x4" and results of other strides than a kernel writes are
-    copied.
+    """out = act(alpha x a @ b^T + bias), checked and planned but for the launch, which is the returned function; the
+    caller has checked the arguments. Scales in another layout than the kernel's, and results of other strides than it
+    writes, are copied.
 
     Returns:
         A function that launches. It returns a `Call` that does the same for operands and a result of the same
@@ -82,8 +84,8 @@ def prepare(
         CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
     """
     device = launcher(target, out.device)
-    problem, at_once = _problem(a, b, out, bias is not None, activation, invariant)
-    if out.numel() == 0:
+    problem, at_once = _problem(a, b, out, bias, activation, invariant)
+    if math.prod(out.shape) == 0:
         plan.configure(problem, device.target, config)
         return lambda: None
     ld_out = _rows_apart(out)
@@ -94,27 +96,33 @@ def prepare(
     for name, operand in (("a", left), ("b", right)):
         if isinstance(operand, NVFP4Tensor):
             _check_dense(name, operand)
-    result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    call = Call(made, out.shape, out.dtype)
-    pointers, factor, held = call.arguments(left, right, result, alpha)
+    row = bias if bias is None or bias.is_contiguous() else bias.contiguous()
+    result = _writable(out, ld_out, layouts.get("out"))
+    call = Call(made, problem.out_dtype, out.shape)
+    pointers, factor, held = call.arguments(left, right, result, alpha, row)
 
     def launch() -> Call | None:
         if at_once:
             made.run(pointers, factor)
         else:
-            step = problem.m * made.ld_out * out.itemsize
-            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made, step):
+            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made, problem):
                 made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
         if result is not out:
-            out.copy_(result)
+            _copy(result, out)
         del held[:]  # which had to live until here
-        return call if at_once and left is a and right is b and result is out else None
+        same = left is a and right is b and row is bias and result is out
+        return call if at_once and same else None
 
     return launch
 
 
 def _problem(
-    a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, bias: bool, activation: str | None, invariant: bool
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: Result,
+    bias: Tensor | None,
+    activation: str | None,
+    invariant: bool,
 ) -> tuple[Problem, bool]:
     """The problem of one launch, and whether that does the whole batch: one in which both operands broadcast goes
     matrix by matrix. Sizes of 0 count as 1, for what else there is to check."""
@@ -122,9 +130,9 @@ def _problem(
     at_once = batch_a in (1, batch) and batch_b in (1, batch)
     batches = (batch, batch_a, batch_b) if at_once else (1, 1, 1)
     m, n = (max(1, size) for size in out.shape[-2:])
-    kind = "nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype]
-    out_dtype = DTYPE_NAMES[out.dtype]
-    problem = Problem(m, n, a.shape[-1], *batches, kind, "nvfp4", out_dtype, bias, activation, invariant)
+    of_a, of_b, of_out = (NVFP4 if isinstance(x, NVFP4Tensor) else DTYPE_NAMES[x.dtype] for x in (a, b, out))
+    of_bias = None if bias is None else DTYPE_NAMES[bias.dtype]
+    problem = Problem(m, n, a.shape[-1], *batches, of_a, of_b, of_out, of_bias, activation, invariant)
     return problem, at_once
 
 
@@ -133,27 +141,39 @@ class Call:
     """A plan, called with operands and a result whose shapes, dtypes, layouts, strides and devices fit it."""
 
     plan: Plan
+    out_dtype: str
     shape: torch.Size  # of the result
-    dtype: torch.dtype
 
     @functools.cached_property
     def aligned(self) -> tuple[tuple[int, int], ...]:
-        return alignments(self.plan.family.ENTRY, self.dtype.itemsize)
+        return alignments(self.plan.family.ENTRY, OUT_BYTES.get(self.out_dtype, 1))
 
-    def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor | None, alpha: float | Tensor | None) -> Tensor:
+    def __call__(
+        self,
+        a: NVFP4Tensor | Tensor,
+        b: NVFP4Tensor,
+        out: Result | None,
+        alpha: float | Tensor | None,
+        bias: Tensor | None,
+    ) -> Result:
         """Checks what depends on addresses and values, and launches; makes the result if `out` is None.
 
         Raises:
             ValueError: an operand is not aligned, `out` overlaps one, or alpha is not finite.
         """
         if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype, device=a.codes.device)
-        pointers, factor, _held = self.arguments(a, b, out, alpha)
+            out = torch.empty(self.shape, dtype=DTYPES[self.out_dtype], device=b.codes.device)
+        pointers, factor, _held = self.arguments(a, b, out, alpha, bias)
         self.plan.run(pointers, factor)
         return out
 
     def arguments(
-        self, a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
+        self,
+        a: NVFP4Tensor | Tensor,
+        b: NVFP4Tensor,
+        out: Result,
+        alpha: float | Tensor | None,
+        bias: Tensor | None = None,
     ) -> tuple[list[int], float, list[Tensor]]:
         """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
 
@@ -161,22 +181,22 @@ class Call:
         """
         plan, entry = self.plan, self.plan.family.ENTRY
         factor = 1.0
-        tensor = plan.launcher.one
+        one = tensor = plan.launcher.one
         if isinstance(alpha, Tensor):
             tensor = alpha
             if alpha.is_cpu and not math.isfinite(alpha.item()):
-                arguments.check_alpha(alpha, out.device)  # which raises
+                arguments.check_alpha(alpha, b.codes.device)  # which raises
         elif type(alpha) is float and math.isfinite(alpha):
             factor = alpha
         elif alpha is not None:
-            factor = float(arguments.check_alpha(alpha, out.device))
-        given = plan.family.tensors(a, b, out, tensor, None)
+            factor = float(arguments.check_alpha(alpha, b.codes.device))
+        given = plan.family.tensors(a, b, out, tensor, one if bias is None else bias, one)
         pointers = [t.data_ptr() for t in given]
         for o in entry.outputs:
             start, stop = pointers[o], pointers[o] + plan.sizes[o]
             for i in entry.inputs:
                 if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
-                    arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
+                    arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha, "bias": bias})
         for i, align in self.aligned:
             if pointers[i] % align:
                 given = self._moved(given)
@@ -202,6 +222,26 @@ class Call:
         return moved
 
 
+def _writable(out: Result, ld_out: int | None, layout: str | None) -> Result:
+    """`out`, or what a kernel writes in its place: dense, and with scales in the kernel's layout."""
+    if isinstance(out, Tensor):
+        return out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    if layout is None or out.layout == layout:
+        return out
+    return NVFP4Tensor.zeros(out.shape, global_scale=out.global_scale, layout=layout, device=out.device)
+
+
+def _copy(result: Result, out: Result) -> None:
+    if isinstance(out, Tensor):
+        assert isinstance(result, Tensor)
+        out.copy_(result)
+    else:
+        assert isinstance(result, NVFP4Tensor)
+        out.codes.copy_(result.codes)
+        scales = result.with_layout(out.layout).scales
+        out.scales.view(torch.uint8).copy_(scales.view(torch.uint8))
+
+
 def _check_dense(name: str, x: NVFP4Tensor) -> None:
     """Raises TypeError or ValueError if parts that were put together by hand are no plain tensors or have gaps."""
     for part, tensor in (("codes", x.codes), ("scales", x.scales)):
@@ -213,8 +253,11 @@ def _check_dense(name: str, x: NVFP4Tensor) -> None:
             )
 
 
-def _rows_apart(out: Tensor) -> int | None:
-    """Elements between rows of a result that a kernel can write: rows dense, matrices one after another; else None."""
+def _rows_apart(out: Result) -> int | None:
+    """Elements (bytes of codes) between rows of a result that a kernel can write: rows dense, matrices one after
+    another; else None."""
+    if isinstance(out, NVFP4Tensor):
+        return out.codes.shape[-1]  # which has no gaps
     *batch, m, n = out.shape
     try:
         matrices = out.view(math.prod(batch), m, n)
@@ -228,34 +271,45 @@ def _rows_apart(out: Tensor) -> int | None:
     return by_row if by_row >= n and (len(matrices) == 1 or by_matrix == m * by_row) else None
 
 
-def _matrices(a: torch.Size, b: torch.Size, out: torch.Size, plan: Plan, step: int) -> Iterator[list[int]]:
-    """For each matrix of the result, how far its addresses are from the first one's; `step` bytes in `out`."""
+def _matrices(a: torch.Size, b: torch.Size, out: torch.Size, plan: Plan, problem: Problem) -> Iterator[list[int]]:
+    """For each matrix of the result, how far its addresses are from the first one's; `problem` is that of a matrix."""
     of_a, of_b = (np.broadcast_to(np.arange(math.prod(x)).reshape(x), out).ravel().tolist() for x in (a, b))
-    names = plan.family.ENTRY.pointers
+    steps = dict(zip(plan.family.ENTRY.pointers, plan.sizes, strict=True))
+    steps["out"] = problem.m * plan.ld_out * OUT_BYTES.get(problem.out_dtype, 1)
     for i, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
-        at = {"a": x, "sfa": x, "b": y, "sfb": y, "sf_out": i}
-        offsets = [at.get(name, 0) * size for name, size in zip(names, plan.sizes, strict=True)]
-        offsets[plan.family.ENTRY.outputs[0]] = i * step
-        yield offsets
+        at = {"a": x, "sfa": x, "b": y, "sfb": y, "out": i, "sf_out": i}
+        yield [at.get(name, 0) * step for name, step in steps.items()]
 
 
-def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any, ...] | None:
+def signature(a: Any, b: Any, out: Any, alpha: Any, bias: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Every property of a call's arguments that validation looks at, but for addresses and values; None where the call
-    is of another form (raw or floating operands)."""
-    if type(a) is not NVFP4Tensor or type(b) is not NVFP4Tensor:
+    is of another form (raw operands, say)."""
+    if type(b) is not NVFP4Tensor:
         return None
-    result = None
-    if out is not None:
-        if type(out) is not Tensor or out.requires_grad or out.layout is not torch.strided:
-            return None
-        result = out.shape, out.stride(), out.dtype, out.device, out.is_inference()
+    kinds = _kind(a), _kind(out), _kind(bias)
+    if UNKNOWN in kinds:
+        return None
     if isinstance(alpha, Tensor):
         if alpha.requires_grad or alpha.layout is not torch.strided:
             return None
         factor: Any = alpha.dtype, alpha.shape, alpha.device
     else:
         factor = type(alpha)
-    return a.kind, b.kind, result, factor, torch.is_inference_mode_enabled(), options
+    return b.kind, kinds, factor, torch.is_inference_mode_enabled(), options
+
+
+UNKNOWN = "unknown"
+
+
+def _kind(x: Any) -> Any:
+    """A tensor's properties, None for None; `UNKNOWN` for what every call has to look at anew."""
+    if x is None:
+        return None
+    if type(x) is NVFP4Tensor:
+        return x.kind
+    if type(x) is not Tensor or x.requires_grad or x.layout is not torch.strided:
+        return UNKNOWN
+    return x.shape, x.stride(), x.dtype, x.device, x.is_inference()
 
 
 _known: dict[tuple[Any, ...], Call] = {}

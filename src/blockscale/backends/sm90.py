@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from blockscale.formats.layouts import BLOCK
+from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
 _STRIP = 1 << 25  # elements of a weight that are expanded at a time
@@ -35,7 +36,7 @@ def why_not() -> str | None:
     )
 
 
-def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, **options: Any) -> Callable[[], None]:
+def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, **options: Any) -> Callable[[], None]:
     """`gemm` with these arguments, to be called when all products of a call are prepared; `check` refuses before that.
 
     Raises:
@@ -61,7 +62,7 @@ def check(a: NVFP4Tensor | Tensor, invariant: bool) -> None:
 def gemm(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
-    out: Tensor,
+    out: Tensor | NVFP4Tensor,
     *,
     alpha: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -69,12 +70,17 @@ def gemm(
     invariant: bool = False,
     config: None = None,
 ) -> None:
-    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments.
+    """out = act(alpha x a @ b^T + bias), quantised if `out` is an NVFP4Tensor; the caller has checked the arguments.
 
     Raises:
         ValueError: as `check`.
     """
     check(a, invariant)
+    if isinstance(out, NVFP4Tensor):
+        y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        gemm(a, b, y, alpha=alpha, bias=bias, activation=activation)
+        quantize_into(y, out)
+        return
     dtype = torch.bfloat16 if isinstance(a, NVFP4Tensor) else a.dtype
     if out.numel() == 0:
         return

@@ -29,7 +29,7 @@ class Family(Protocol):
             call. The others have to be left at their defaults.
         ENTRY: what its kernels take.
         KERNEL: the module of the kernel; it and what it imports decide the code.
-        LAYOUTS: the layouts of scales that it reads, of an NVFP4 "a" and "b".
+        LAYOUTS: the layouts of scales of an NVFP4 "a", "b" and "out".
     """
 
     CODE_FIELDS: tuple[str, ...]
@@ -54,12 +54,18 @@ class Family(Protocol):
         """The kernel, an object whose `__call__` takes `ENTRY`. Imports the compiler."""
 
     def tensors(
-        self, a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, alpha: Tensor, bias: Tensor | None
+        self,
+        a: NVFP4Tensor | Tensor,
+        b: NVFP4Tensor,
+        out: NVFP4Tensor | Tensor,
+        alpha: Tensor,
+        bias: Tensor,
+        unused: Tensor,
     ) -> list[Tensor]:
-        """What stands behind each of `ENTRY.pointers`."""
+        """What stands behind each of `ENTRY.pointers`; `unused` where the product has no such thing."""
 
     def sizes(self, problem: Problem, ld_out: int) -> dict[str, int]:
-        """Bytes behind each of `ENTRY.pointers` that a kernel may touch."""
+        """Bytes behind each of `ENTRY.pointers` that a kernel may touch; 0 behind an output that is unused."""
 
     def values(self, problem: Problem, target: Target, config: Config, ld_out: int) -> dict[str, int]:
         """`ENTRY.values` without the first, the factor, which is the call's."""

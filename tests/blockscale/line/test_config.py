@@ -22,8 +22,9 @@ PRODUCT = Problem(128, 256, 512)
     ("change", "argument", "message"),
     [
         ({"a": "bf16"}, "a", "bf16: the sm100 kernels multiply NVFP4 by NVFP4"),
-        ({"bias": True}, "bias", "the sm100 kernels of this version add none"),
+        ({"bias": "fp32"}, "bias", "the sm100 kernels of this version add none"),
         ({"activation": "silu"}, "activation", "'silu'"),
+        ({"out_dtype": "nvfp4"}, "out", "NVFP4: the sm100 kernels of this version write none"),
         ({"m": 2**31}, "m", "2147483648, at most 2147483136"),
         ({"k": 2**31 - 63}, "k", "at most 2147483136"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockscale.config import Config, Reason
 from blockscale.kernels.parts.geometry import TILE_M, TMEM_COLUMNS, WIDTHS, Geometry
-from blockscale.problem import Problem, Target
+from blockscale.problem import NVFP4, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "accumulators", "raster")
 CALL_FIELDS: tuple[str, ...] = ("ctas", "persist_mb")
@@ -23,6 +23,8 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
         return Reason("bias", f"given: the {target.backend} kernels of this version add none")
     if problem.activation is not None:
         return Reason("activation", f"{problem.activation!r}: the {target.backend} kernels of this version apply none")
+    if problem.out_dtype == NVFP4:
+        return Reason("out", f"NVFP4: the {target.backend} kernels of this version write none")
     return None
 
 

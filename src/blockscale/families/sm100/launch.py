@@ -11,11 +11,11 @@ from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
 from blockscale.families.sm100.constraints import CODE_FIELDS, tile_count
 from blockscale.formats.layouts import ATOMS, ROW_ALIGN, blocks, round_up
-from blockscale.problem import OUT_BYTES, Problem, Target
+from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
 KERNEL = "blockscale.kernels.sm100"
-LAYOUTS: Mapping[str, str] = {"a": ATOMS, "b": ATOMS}
+LAYOUTS: Mapping[str, str] = {"a": ATOMS, "b": ATOMS, "out": ATOMS}
 ENTRY = Entry(
     pointers={
         "a": Pointer("uint8", 16),
@@ -50,10 +50,20 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     return build(**code, out_dtype=problem.out_dtype, smem=target.smem)
 
 
-def tensors(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, alpha: Tensor, bias: Tensor | None) -> list[Tensor]:
+def tensors(
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: NVFP4Tensor | Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    unused: Tensor,
+) -> list[Tensor]:
     """What stands behind each pointer."""
     assert isinstance(a, NVFP4Tensor)  # or `unsupported` has refused it
-    return [a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, alpha]
+    inputs = a.codes, b.codes, a.scales, b.scales
+    factors = a.global_scale, b.global_scale, alpha
+    assert isinstance(out, Tensor)
+    return [*inputs, out, *factors]
 
 
 def sizes(problem: Problem, ld_out: int) -> dict[str, int]:
@@ -67,15 +77,19 @@ def sizes(problem: Problem, ld_out: int) -> dict[str, int]:
         return batch * round_up(rows, ROW_ALIGN) * columns
 
     rows = problem.batch * problem.m
+    quantised = problem.out_dtype == NVFP4
     return {
         "a": codes(problem.m, problem.batch_a),
         "b": codes(problem.n, problem.batch_b),
         "sfa": scales(problem.m, problem.batch_a),
         "sfb": scales(problem.n, problem.batch_b),
-        "out": ((rows - 1) * ld_out + problem.n) * OUT_BYTES[problem.out_dtype],
+        "out": rows * ld_out if quantised else ((rows - 1) * ld_out + problem.n) * OUT_BYTES[problem.out_dtype],
         "unit_a": 4,
         "unit_b": 4,
         "alpha": 4,
+        "bias": 4 if problem.bias is None else problem.n * OUT_BYTES[problem.bias],
+        "sf_out": problem.batch * round_up(problem.m, ROW_ALIGN) * blocks(problem.n) if quantised else 0,
+        "unit_out": 4,
     }
 
 
