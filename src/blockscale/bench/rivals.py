@@ -17,9 +17,8 @@ from torch import Tensor
 
 import blockscale
 from blockscale import Config, NVFP4Tensor
-from blockscale.backends import sm90
 from blockscale.bench.timing import Candidate, copies
-from blockscale.formats.layouts import LINEAR
+from blockscale.formats.layouts import FRAGMENT, LINEAR
 
 EXACT = ("ours", "humming")  # those that read NVFP4 and lose nothing but by accumulating
 HUMMING = "humming-kernels"
@@ -37,9 +36,9 @@ class Product:
         return list(torch.empty(shape, dtype=self.x.dtype, device=self.x.device))
 
 
-def ours(product: Product, config: Config | None = None, layout: str | None = None) -> Candidate:
-    """`gemm` as a user calls it, by `config` or the library's own choice, the weight in `layout` or the preferred."""
-    weight = product.weight.with_layout(layout or sm90.preferred_layout(product.weight))
+def ours(product: Product, config: Config | None = None) -> Candidate:
+    """`gemm` as a user calls it, by `config` or the library's own choice."""
+    weight = product.weight.with_layout(FRAGMENT)
     name = "ours" if config is None else f"ours, {config}"
     return _of_copies(name, product, weight.nbytes, lambda: _cloned(weight), partial(_gemm, product.x, config))
 

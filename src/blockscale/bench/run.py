@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from blockscale import NVFP4Tensor
+from blockscale import NVFP4Tensor, families
 from blockscale.backends import target_here
 from blockscale.bench import ceilings, rivals
 from blockscale.bench.record import AGAIN, Measured, lost
 from blockscale.bench.rivals import EXACT, RIVALS, Product
 from blockscale.bench.timing import ROUNDS, Candidate, Truth, medians, race, truth
-from blockscale.config import candidates
+from blockscale.families.sm90.choice import candidates
 from blockscale.problem import Problem
 
 SIZES = (4096, 5120, 7168, 8192, 11008, 14336, 28672)
@@ -99,8 +99,10 @@ def _own(asked: Asked, product: Product) -> Iterator[Candidate]:
         target = target_here(product.x.device)
         assert target is not None
         (m, k), n = product.x.shape, product.weight.shape[0]
-        for config in candidates(Problem(m, n, k, a=asked.dtype, out_dtype=asked.dtype), target):
-            yield rivals.ours(product, config)
+        problem = Problem(m, n, k, a=asked.dtype, out_dtype=asked.dtype)
+        for config in candidates():
+            if families.supports(problem, target, config) is None:
+                yield rivals.ours(product, config)
 
 
 def _operands(
