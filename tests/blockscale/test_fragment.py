@@ -160,3 +160,56 @@ def test_what_is_refused():
     packed = bad.with_layout("fragment")
     with pytest.raises(ValueError, match=r"scales: byte 0x7F at \(row, block\) index \(3, 4\)"):
         bs.NVFP4Tensor.from_parts(packed.codes, packed.scales, layout="fragment", shape=(33, 200))
+
+
+def _packed_layer(n=33, k=200):
+    linear = torch.nn.Linear(k, n)
+    return bs.nn.Linear.from_linear(linear), bs.nn.Linear.from_linear(linear).pack()
+
+
+def test_a_packed_layer_computes_saves_and_loads_as_another():
+    plain, packed = _packed_layer()
+    x = torch.randn(5, 200)
+    assert packed.layout == packed.weight.layout == "fragment"
+    assert packed.pack() is packed
+    assert same_bits(packed(x), plain(x))
+    common, own = plain.state_dict(), packed.state_dict()
+    assert own.keys() == common.keys()
+    assert all(same_bits(own[name], common[name]) for name in own)
+    other, _ = _packed_layer()
+    before = packed.codes.data_ptr()
+    packed.load_state_dict(other.state_dict())
+    assert packed.codes.data_ptr() == before
+    assert same_bits(packed(x), other(x))
+    plain.load_state_dict(packed.state_dict())
+    assert same_bits(packed(x), plain(x))
+    wrong = {**other.state_dict(), "codes": torch.zeros(3, 3, dtype=torch.uint8)}
+    with pytest.raises(RuntimeError, match="size mismatch for codes"):
+        packed.load_state_dict(wrong)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        packed.load_state_dict({"codes": plain.codes})
+
+
+def test_a_packed_layer_takes_no_more_memory():
+    _, packed = _packed_layer(256, 512)
+    plain, _ = _packed_layer(256, 512)
+    assert sum(b.nbytes for b in packed.buffers()) == sum(b.nbytes for b in plain.buffers())
+
+
+def test_packed_layers_are_copied_cast_moved_compiled_and_given_weights():
+    plain, packed = _packed_layer()
+    x = torch.randn(5, 200)
+    for again in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed).half().float()):
+        assert again.layout == "fragment"
+        torch.testing.assert_close(again(x), plain(x), rtol=2e-3, atol=2e-3)  # the bias was in half
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert same_bits(compiled(x), plain(x))
+    shared = bs.nn.Linear.from_weight(packed.weight)
+    assert shared.codes is packed.codes
+    packed.write(plain.weight, (), None)
+    assert same_bits(packed(x), plain(x))
+    assert packed.to("meta").codes.is_meta
+    model = torch.nn.Sequential(plain, torch.nn.ReLU())
+    model.apply(bs.nn.pack)
+    assert plain.layout == "fragment"

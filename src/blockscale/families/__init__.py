@@ -84,9 +84,9 @@ def of(target: Target) -> Family:
 def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16") -> Problem:
     """The product that is meant on these GPUs where only sizes are said."""
     activation = of(target).ACTIVATION
-    return Problem(
-        m, n, k, a="fp16" if (activation, out_dtype) == ("bf16", "fp16") else activation, out_dtype=out_dtype
-    )
+    if activation != NVFP4 and out_dtype == "fp16":
+        activation = out_dtype
+    return Problem(m, n, k, a=activation, out_dtype=out_dtype)
 
 
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
