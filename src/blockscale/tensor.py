@@ -141,7 +141,7 @@ class NVFP4Tensor:
             TypeError, ValueError: naming the argument, what came and what is allowed.
         """
         check_layout(layout)
-        if layout == GROUPED:
+        if layout not in (LINEAR, ATOMS):
             raise ValueError(f"layout: {layout!r}, expected {LINEAR!r} or {ATOMS!r}")
         if not isinstance(shape, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
             raise TypeError(f"shape: {shape!r}, expected a sequence of integers")
