@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,15 @@ def test_a_rival_that_promises_less_is_held_to_that():
     timing.compare(_candidate(X + 0.0625, tolerance=7.0), right)
     with pytest.raises(Wrong):
         timing.compare(_candidate(X + 0.0625, tolerance=6.0), right)
+
+
+def test_a_rival_that_is_not_repeatable_has_every_result_compared():
+    right = Truth(X.double(), torch.full((2, 2), 0.1, dtype=torch.float64))
+    near, far = X + 0.0625, X.clone()
+    far[1, 0] = 3.5
+    timing.compare(replace(_candidate(X, near), repeatable=False), right)
+    with pytest.raises(Wrong, match=r"at \(1, 0\): got 3.5"):
+        timing.compare(replace(_candidate(X, far), repeatable=False), right)
 
 
 def test_what_stays_in_a_cache_is_not_timed():

@@ -27,6 +27,7 @@ from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
 _STRIP = 1 << 25  # elements of a weight that are expanded at a time
+ROW_ELEMENTS = 8  # a kernel's rows of activations start at multiples of 16 bytes
 
 TARGET = target_named("sm_90a")
 ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
@@ -55,9 +56,19 @@ def prepare(
         ValueError: as `check`. What `gpu.prepare` raises.
     """
     if _by_kernel(a, b, out, options):
-        return gpu.prepare(a, b, out, target=TARGET, **options)
+        assert isinstance(a, Tensor)
+        missing = -a.shape[-1] % ROW_ELEMENTS
+        if not missing:
+            return gpu.prepare(a, b, out, target=TARGET, **options)
+        padded = torch.nn.functional.pad(a, (0, missing))  # what is beyond k meets zeros in the units
+        launch = gpu.prepare(padded, b, out, target=TARGET, **options)
+        return lambda: _nothing(launch())  # its `Call` is for operands of the larger k
     check(a, options.get("invariant", False), options.get("config"))
     return partial(gemm, a, b, out, **options)
+
+
+def _nothing(call: object) -> None:
+    """None, whatever comes."""
 
 
 def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, options: Mapping[str, Any]) -> bool:

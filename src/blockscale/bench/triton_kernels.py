@@ -21,7 +21,14 @@ def _read(source, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
     tl.store(sink + tl.program_id(0), tl.sum(total, axis=None))
 
 
-READS = ((1024, 2, 4), (1024, 4, 2), (2048, 2, 4), (512, 4, 8), (1024, 8, 1), (2048, 4, 2))  # BLOCK, UNROLL, CTAs an SM
+READS = (
+    (1024, 4, 4),
+    (1024, 8, 2),
+    (1024, 4, 8),
+    (1024, 8, 4),
+    (2048, 4, 4),
+    (1024, 16, 2),
+)  # BLOCK, UNROLL, CTAs an SM
 
 
 def read(source: Tensor, sink: Tensor, how: tuple[int, int, int]) -> None:

@@ -20,7 +20,7 @@ ACTIVATION = "bf16"
 LAYOUTS: Mapping[str, str] = {"a": LINEAR, "b": FRAGMENT}
 ENTRY = Entry(
     pointers={
-        "a": Pointer("problem.a"),
+        "a": Pointer("problem.a", 16),
         "b": Pointer("uint8", 16),
         "out": Pointer("problem.out_dtype"),
         "bias": Pointer("problem.bias"),
