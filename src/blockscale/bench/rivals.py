@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,9 +67,10 @@ def expanded(product: Product) -> Candidate:
 
 
 def humming(product: Product) -> Candidate:
-    """The package humming-kernels, by its own heuristics. It adds partial sums in the dtype of the result, which is
-    ten times as inexact as the contract."""
+    """The package humming-kernels, by its own heuristics for so many rows. It adds partial sums in the dtype of the
+    result, which is ten times as inexact as the contract."""
     from humming.layer import HummingLayer
+    from humming.tune import get_heuristics_config
 
     n, k = product.weight.shape
     linear = product.weight.with_layout(LINEAR)
@@ -77,9 +79,10 @@ def humming(product: Product) -> Candidate:
     parts = {"weight": linear.codes, "weight_scale": linear.scales, "weight_scale_2": linear.global_scale.reshape(1)}
     layer.load_from_tensors(parts)
     layer.transform()
+    tuning = json.dumps(get_heuristics_config(layer.humming_config, shape_m=product.x.shape[0]))
 
     def launch(layer: Any, out: Tensor) -> None:
-        layer(product.x, outputs=out)
+        layer(product.x, outputs=out, tuning_config=tuning)
 
     made = _of_copies("humming", product, linear.nbytes, lambda: copy.deepcopy(layer), launch)
     return replace(made, tolerance=HUMMING_TOLERANCE, repeatable=False)
