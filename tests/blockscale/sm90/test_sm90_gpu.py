@@ -115,9 +115,9 @@ def test_other_products_of_packed_weights():
     """NVFP4 or fp32 activations, and one weight a matrix: by torch's matmul."""
     w, values = weight(300, 200)
     check(bs.gemm(uniform(5, 200, dtype=torch.float32), w), uniform(5, 200, dtype=torch.float32), values)
-    q = bs.quantize(torch.randn(5, 200, device="cuda"))
+    q = bs.quantize(torch.randn(5, 200)).to("cuda")
     check(bs.gemm(q, w), q.dequantize(), values)
-    stack = bs.quantize(torch.randn(2, 300, 200, device="cuda")).with_layout("fragment")
+    stack = bs.quantize(torch.randn(2, 300, 200)).to("cuda").with_layout("fragment")
     y = bs.gemm(uniform(2, 4, 200), stack)
     for i in range(2):
         check(y[i], uniform(2, 4, 200)[i], stack[i].dequantize().double())
@@ -215,6 +215,7 @@ def test_captured_and_replayed_with_new_data(kind, m):
         assert same_bits(out, product(x, w, alpha=alpha))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_warm_call_allocates_nothing_and_waits_for_nothing():
     w, _ = weight(1000, 4096)
     x, out = uniform(4, 4096), torch.empty(4, 1000, dtype=torch.bfloat16, device="cuda")
