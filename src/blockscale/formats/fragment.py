@@ -91,13 +91,20 @@ def _code_words(rows: Tensor) -> Tensor:
     """int32 words in the order of the units, from uint8 (tiles, 16, K / 2)."""
     tiles, units = len(rows), rows.shape[-1] * 2 // DEPTH
     # tile, upper row, g, unit, half of the unit, step, upper k, t -> tile, unit, half, g, t, step, upper k, upper row
-    pairs = rows.view(tiles, 2, 8, units, 2, 4, 2, 4).permute(0, 3, 4, 2, 7, 5, 6, 1).to(torch.int32)
+    pairs = rows.view(tiles, 2, 8, units, 2, 4, 2, 4).permute(0, 3, 4, 2, 7, 5, 6, 1)
     words = torch.zeros(pairs.shape[:-2], dtype=torch.int32, device=rows.device)
+    every = torch.arange(256, dtype=torch.int32, device=rows.device)
     for pair, fields in enumerate(FIELDS):
-        byte = pairs[..., pair // 2, pair % 2]
-        for bit, place in zip((3, 2, 1, 0), fields, strict=True):
-            words |= (byte >> bit & 1) << place | (byte >> bit + 4 & 1) << place + 16
+        words |= _spread(every, fields)[pairs[..., pair // 2, pair % 2].to(torch.int64)]
     return words
+
+
+def _spread(byte: Tensor, fields: tuple[int, ...]) -> Tensor:
+    """The bits of a pair of codes in a word."""
+    word = torch.zeros_like(byte)
+    for bit, place in zip((3, 2, 1, 0), fields, strict=True):
+        word |= (byte >> bit & 1) << place | (byte >> bit + 4 & 1) << place + 16
+    return word
 
 
 def _codes(words: Tensor) -> Tensor:
