@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,40 +17,62 @@ class Config:
             on Hopper units of 16 x 128 weights that a warp has in flight.
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
         raster: the dimension along which consecutive tiles lie, "m" or "n".
+        pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).
+        wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
+        k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
+        split: CTAs of a cluster that share a tile and split k; their sums are added in order.
+        chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
-        k_warps: warps of a CTA that share rows of a weight and split k among them; their sums are added in order.
-        chunk: k of the activations that a CTA has in shared memory at a time.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
 
     Raises:
-        TypeError: a field of another type. Whether a kernel can be built is for `supports` to say.
+        TypeError: a field of another type. Whether a kernel can be built is for `families.supports` to say.
     """
 
     tile: tuple[int, int] = (128, 128)
     stages: int | None = None
     accumulators: int = 1
     raster: str = "m"
-    ctas: int | None = None
+    pdl: bool = False
+    wgmma: bool = False
     k_warps: int = 1
+    split: int = 1
     chunk: int | None = None
+    buffers: int | None = None
+    ctas: int | None = None
     persist_mb: int = 0
 
     def __post_init__(self) -> None:
-        def is_integer(x: Any) -> bool:
-            return isinstance(x, int) and not isinstance(x, bool)
-
-        for name in ("stages", "accumulators", "ctas", "k_warps", "chunk", "persist_mb"):
-            value = getattr(self, name)
-            if not (is_integer(value) or (value is None and name in ("stages", "ctas", "chunk"))):
-                raise TypeError(f"{name}: {value!r}, expected an integer")
-        if not (isinstance(self.tile, tuple) and len(self.tile) == 2 and all(map(is_integer, self.tile))):
-            raise TypeError(f"tile: {self.tile!r}, expected a tuple of two integers")
-        if not isinstance(self.raster, str):
-            raise TypeError(f"raster: {self.raster!r}, expected a string")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind = str(field.type).removesuffix(" | None")
+            if not (_IS[kind](value) or (value is None and kind != field.type)):
+                raise TypeError(f"{field.name}: {value!r}, expected {_CALLED[kind]}")
 
     def __str__(self) -> str:
         given = (f for f in fields(self) if f.name != "tile" and getattr(self, f.name) != f.default)
-        return ", ".join([f"tile {self.tile[0]}x{self.tile[1]}", *(f"{f.name} {getattr(self, f.name)}" for f in given)])
+        return ", ".join([f"tile {_text(self.tile)}", *(f"{f.name} {_text(getattr(self, f.name))}" for f in given)])
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_integer, value))
+
+
+_IS: dict[str, Callable[[Any], bool]] = {
+    "int": _is_integer,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[int, int]": _is_pair,
+}
+_CALLED = {"int": "an integer", "str": "a string", "bool": "a bool", "tuple[int, int]": "a tuple of two integers"}
+
+
+def _text(value: Any) -> str:
+    return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True)

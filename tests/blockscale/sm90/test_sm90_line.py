@@ -87,7 +87,12 @@ def test_what_the_kernels_do_not_do(problem, message):
     [
         (Config(), r"config\.tile: 128 rows, expected one of 1, 2, 4"),
         (replace(candidates()[0], tile=(8, 24)), r"config\.tile: 24 columns"),
-        (replace(candidates()[0], k_warps=3), r"config\.k_warps: 3, expected one of"),
+        (replace(candidates()[0], k_warps=99), r"config\.k_warps: 99: \d+ warps, expected 1 to 31"),
+        (replace(candidates()[0], stages=None), r"config\.stages: None, expected one of 1, 2"),
+        (replace(candidates()[0], split=3), r"config\.split: 3, expected one of 1, 2, 4"),
+        (replace(candidates()[0], chunk=100), r"config\.chunk: 100, expected"),
+        (Config((64, 64), stages=1, k_warps=1, chunk=4096, buffers=4), r"config\.buffers: 4: .* bytes of shared"),
+        (Config((4, 64), stages=1, wgmma=True, chunk=128, buffers=4), r"config\.tile: 4 rows, expected one of 8"),
         (replace(candidates()[0], accumulators=2), r"config\.accumulators: 2, expected 1: the sm90 kernels do not"),
         (replace(candidates()[0], ctas=7), r"config\.ctas: 7, expected None"),
     ],

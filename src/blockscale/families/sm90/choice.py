@@ -22,15 +22,15 @@ class Preset(NamedTuple):
 
 MEASURED = "H200"
 PRESETS = (
-    Preset(1, 0, Config((1, 64), stages=4, k_warps=4, chunk=4096)),
-    Preset(2, 0, Config((2, 64), stages=4, k_warps=4, chunk=4096)),
-    Preset(4, 0, Config((4, 64), stages=4, k_warps=4, chunk=4096)),
-    Preset(8, 0, Config((8, 64), stages=4, k_warps=4, chunk=4096)),
-    Preset(16, 0, Config((16, 64), stages=4, k_warps=4, chunk=2048)),
-    Preset(32, 0, Config((32, 64), stages=2, k_warps=4, chunk=1024)),
-    Preset(2**31, 0, Config((64, 64), stages=2, k_warps=4, chunk=512 * 2)),
+    Preset(1, 0, Config((1, 64), stages=4, k_warps=4, chunk=2048, buffers=2)),
+    Preset(2, 0, Config((2, 64), stages=4, k_warps=4, chunk=2048, buffers=2)),
+    Preset(4, 0, Config((4, 64), stages=4, k_warps=4, chunk=2048, buffers=2)),
+    Preset(8, 0, Config((8, 64), stages=4, k_warps=4, chunk=2048, buffers=2)),
+    Preset(16, 0, Config((16, 64), stages=2, k_warps=4, chunk=1024, buffers=3)),
+    Preset(32, 0, Config((32, 64), stages=2, k_warps=4, chunk=1024, buffers=2)),
+    Preset(2**31, 0, Config((64, 64), stages=1, k_warps=4, chunk=512, buffers=2)),
 )
-INVARIANT = Config((16, 64), stages=4, k_warps=4, chunk=2048)
+INVARIANT = Config((16, 64), stages=2, k_warps=4, chunk=1024, buffers=3)
 EXPAND_FROM = 4096  # rows from which expanding the weight and torch's matmul are faster
 
 

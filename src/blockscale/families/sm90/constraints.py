@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from blockscale.config import Config, Reason
 from blockscale.formats.fragment import DEPTH, ROWS
-from blockscale.problem import Problem, Target
+from blockscale.formats.layouts import round_up
+from blockscale.problem import NVFP4, Problem, Target
 
-CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "k_warps", "chunk")
+CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "wgmma", "k_warps", "split", "chunk", "buffers")
 CALL_FIELDS: tuple[str, ...] = ()
 
-TOKENS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-ROW_WARPS = (1, 2, 4, 8)
-K_WARPS = (1, 2, 4, 8, 16)
+TOKENS = (1, 2, 4, *range(8, 65, 8))  # rows of a that a CTA can take
+GROUP = 4  # warps of a warpgroup
+MOST_WARPS = 31  # that multiply: one more fetches
 STAGES = range(1, 9)
-MOST_WARPS = 32
-SKEW = 8  # elements that a row of activations in shared memory is longer, for its banks
+BUFFERS = range(1, 17)
+SPLITS = (1, 2, 4, 8)
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
+
+SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
+UNIT_BYTES = ROWS * DEPTH * 9 // 16
+BARRIER_BYTES = 128
+SKEW = 8  # elements that a row of activations is longer, for the banks of shared memory
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
     """Why no configuration does `problem`, or None."""
     if problem.a not in ("fp16", "bf16"):
         return Reason("a", f"{problem.a}: the {target.backend} kernels multiply fp16 or bf16 by NVFP4 alone")
-    if problem.out_dtype == "nvfp4":
-        return Reason("out", "an NVFP4Tensor: the sm90 kernels quantise no result")
+    if problem.out_dtype == NVFP4:
+        return Reason("out", f"an NVFP4Tensor: the {target.backend} kernels quantise no result")
     if problem.batch_b > 1 or (problem.batch > 1 and problem.batch_a == 1):
         return Reason("b", f"{problem.batch_b} matrices: the {target.backend} kernels multiply by one")
     return None
@@ -32,28 +38,25 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 def unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem, or None."""
     tokens, rows = config.tile
-    if tokens not in TOKENS:
-        return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, TOKENS))}")
-    if rows % ROWS or rows // ROWS not in ROW_WARPS:
-        allowed = ", ".join(str(ROWS * warps) for warps in ROW_WARPS)
-        return Reason("config.tile", f"{rows} columns, expected one of {allowed}")
-    if config.k_warps not in K_WARPS:
-        return Reason("config.k_warps", f"{config.k_warps}, expected one of {', '.join(map(str, K_WARPS))}")
-    if rows // ROWS * config.k_warps > MOST_WARPS:
-        return Reason("config.k_warps", f"{config.k_warps} x {rows // ROWS} warps, at most {MOST_WARPS} a CTA")
-    if config.stages not in STAGES:
-        return Reason("config.stages", f"{config.stages}, expected {STAGES[0]} to {STAGES[-1]}")
-    return _unbuildable_chunk(config, target)
-
-
-def _unbuildable_chunk(config: Config, target: Target) -> Reason | None:
-    assert config.stages is not None
-    turn = DEPTH * config.k_warps * config.stages
-    if config.chunk is None or config.chunk < 1 or config.chunk % turn:
-        return Reason("config.chunk", f"{config.chunk}, expected a multiple of 128 x k_warps x stages = {turn}")
+    unit = GROUP * ROWS if config.wgmma else ROWS
+    allowed = [t for t in TOKENS if t >= 8 or not config.wgmma]
+    if tokens not in allowed:
+        return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, allowed))}")
+    if rows < unit or rows % unit:
+        return Reason("config.tile", f"{rows} columns, expected a multiple of {unit}")
+    if config.k_warps < 1 or warps(config) > MOST_WARPS:
+        return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {MOST_WARPS} in a CTA")
+    for name, values in (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS)):
+        if getattr(config, name) not in values:
+            expected = ", ".join(map(str, values))
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {expected}")
+    turn = DEPTH if config.wgmma else DEPTH * config.k_warps * (config.stages or 1)
+    if config.chunk is None or config.chunk < 1 or config.chunk % turn or (config.wgmma and config.chunk != DEPTH):
+        expected = f"{DEPTH}" if config.wgmma else f"a multiple of {DEPTH} x k_warps x stages = {turn}"
+        return Reason("config.chunk", f"{config.chunk}, expected {expected}")
     needed = smem(config)
     if needed > target.smem:
-        return Reason("config.chunk", f"{config.chunk}: {needed:,} bytes of shared memory, {target.smem:,} at most")
+        return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
     return None
 
 
@@ -65,10 +68,20 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     return None
 
 
+def warps(config: Config) -> int:
+    """Those of a CTA that multiply."""
+    return config.tile[1] // ROWS * config.k_warps
+
+
 def smem(config: Config) -> int:
-    """Bytes of shared memory: two chunks of activations, and after the last product the sums of the warps."""
-    tokens, rows = config.tile
+    """Bytes of shared memory: barriers; for each warp its sums, with wgmma in the place of its weights; activations."""
+    tokens = config.tile[0]
     assert config.chunk is not None
-    activations = 2 * tokens * (config.chunk + SKEW) * 2
-    sums = config.k_warps * -(-tokens // 8) * 8 * (rows + 4) * 4
-    return max(activations, sums)
+    assert config.stages is not None
+    assert config.buffers is not None
+    sums = round_up(tokens, 8) * SUM_BYTES
+    if config.wgmma:
+        of_warp = round_up(max((config.stages + 1) * UNIT_BYTES, sums), 128)
+        return round_up(BARRIER_BYTES + warps(config) * of_warp, 1024) + config.buffers * tokens * config.chunk * 2
+    held = round_up(BARRIER_BYTES + warps(config) * sums, 128)
+    return held + config.buffers * tokens * (config.chunk + SKEW) * 2

@@ -42,11 +42,14 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     """The kernel, to be traced with `ENTRY`. Imports the compiler."""
     from blockscale.kernels import sm90
 
-    build: Any = sm90.Sm90WarpGemm  # of modules without types
+    module: Any = sm90  # without types
     tokens, rows = config.tile
-    warps = {"row_warps": rows // ROWS, "k_warps": config.k_warps, "depth": config.stages, "chunk": config.chunk}
-    of = {"out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
-    return build(tokens, **warps, a_dtype=problem.a, **of)
+    of = {"a_dtype": problem.a, "out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
+    how = {"depth": config.stages, "buffers": config.buffers, "split": config.split, "pdl": config.pdl}
+    if config.wgmma:
+        return module.Sm90GroupGemm(tokens, row_groups=rows // (4 * ROWS), k_groups=config.k_warps, **how, **of)
+    warps = {"row_warps": rows // ROWS, "k_warps": config.k_warps, "chunk": config.chunk}
+    return module.Sm90WarpGemm(tokens, **warps, **how, **of)
 
 
 def tensors(
