@@ -52,7 +52,8 @@ def run(x, w, out, **options):
 
 
 def test_every_preset_is_supported_and_every_row_has_one():
-    assert PRESETS[-1].m >= EXPAND_FROM
+    assert all(families.supports(W, H200, config) is None for config in candidates())
+    assert {preset.config.tile[0] for preset in PRESETS} == {preset.rows for preset in PRESETS}
     for m in (1, 2, 3, 4, 8, 16, 17, 32, 48, 64, 65, 1000, EXPAND_FROM):
         for n in (1, 64, 4096, 28672):
             for dtype in ("bf16", "fp16"):
@@ -61,6 +62,16 @@ def test_every_preset_is_supported_and_every_row_has_one():
                 assert families.supports(problem, H200, choice.config) is None
                 assert choice.reasons
     assert len(candidates()) == len(set(candidates()))
+
+
+def test_a_tile_is_the_one_that_keeps_the_multiprocessors_busy():
+    """One wave of nearly all where that can be, and CTAs enough for a narrow weight."""
+    for n, k, columns in ((4096, 4096, 32), (8192, 8192, 64), (14336, 4096, 112), (28672, 8192, 224)):
+        config = heuristics.choose(Problem(1, n, k, a="bf16"), H200).config
+        assert (config.tile, config.split) == ((1, columns), 1)
+    for n, split in ((4096, 4), (8192, 2), (14336, 1)):
+        config = heuristics.choose(Problem(64, n, 4096, a="bf16"), H200).config
+        assert (config.tile, config.split, config.wgmma) == ((64, 128), split, True)
 
 
 def test_an_invariant_products_configuration_does_not_depend_on_its_rows():
