@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockscale.config import Config, Reason
-from blockscale.formats.fragment import DEPTH, ROWS
+from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.formats.layouts import round_up
 from blockscale.problem import NVFP4, Problem, Target
 
@@ -12,15 +12,14 @@ CALL_FIELDS: tuple[str, ...] = ()
 
 TOKENS = (1, 2, 4, *range(8, 65, 8))  # rows of a that a CTA can take
 GROUP = 4  # warps of a warpgroup
-MOST_WARPS = 31  # that multiply: one more fetches
+MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetches
 STAGES = range(1, 9)
 BUFFERS = range(1, 17)
-SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2)
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
 
 SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
-UNIT_BYTES = ROWS * DEPTH * 9 // 16
-BARRIER_BYTES = 128
+BARRIER_BYTES = 512
 SKEW = 8  # elements that a row of activations is longer, for the banks of shared memory
 
 
@@ -44,19 +43,38 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
         return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, allowed))}")
     if rows < unit or rows % unit:
         return Reason("config.tile", f"{rows} columns, expected a multiple of {unit}")
-    if config.k_warps < 1 or warps(config) > MOST_WARPS:
-        return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {MOST_WARPS} in a CTA")
+    most = MOST_WARPS[config.wgmma]
+    if config.k_warps < 1 or warps(config) > most:
+        return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {most} in a CTA")
     for name, values in (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS)):
         if getattr(config, name) not in values:
             expected = ", ".join(map(str, values))
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {expected}")
-    turn = DEPTH if config.wgmma else DEPTH * config.k_warps * (config.stages or 1)
-    if config.chunk is None or config.chunk < 1 or config.chunk % turn or (config.wgmma and config.chunk != DEPTH):
-        expected = f"{DEPTH}" if config.wgmma else f"a multiple of {DEPTH} x k_warps x stages = {turn}"
-        return Reason("config.chunk", f"{config.chunk}, expected {expected}")
+    reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
+    if reason is not None:
+        return reason
     needed = smem(config)
     if needed > target.smem:
         return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
+    return None
+
+
+def _unbuildable_warp(config: Config) -> Reason | None:
+    assert config.stages is not None
+    turn = DEPTH * config.k_warps * config.stages
+    if config.chunk is None or config.chunk < 1 or config.chunk % turn:
+        return Reason("config.chunk", f"{config.chunk}, expected a multiple of {DEPTH} x k_warps x stages = {turn}")
+    if config.split != 1:
+        return Reason("config.split", f"{config.split}, expected 1 without wgmma")
+    return None
+
+
+def _unbuildable_group(config: Config) -> Reason | None:
+    assert config.buffers is not None
+    if config.chunk is not None:
+        return Reason("config.chunk", f"{config.chunk}, expected None with wgmma: a chunk is a unit of {DEPTH}")
+    if config.buffers % config.k_warps:
+        return Reason("config.buffers", f"{config.buffers}, expected a multiple of k_warps = {config.k_warps}")
     return None
 
 
@@ -76,12 +94,12 @@ def warps(config: Config) -> int:
 def smem(config: Config) -> int:
     """Bytes of shared memory: barriers; for each warp its sums, with wgmma in the place of its weights; activations."""
     tokens = config.tile[0]
-    assert config.chunk is not None
     assert config.stages is not None
     assert config.buffers is not None
     sums = round_up(tokens, 8) * SUM_BYTES
     if config.wgmma:
         of_warp = round_up(max((config.stages + 1) * UNIT_BYTES, sums), 128)
-        return round_up(BARRIER_BYTES + warps(config) * of_warp, 1024) + config.buffers * tokens * config.chunk * 2
+        return round_up(BARRIER_BYTES + warps(config) * of_warp, 1024) + config.buffers * tokens * DEPTH * 2
+    assert config.chunk is not None
     held = round_up(BARRIER_BYTES + warps(config) * sums, 128)
     return held + config.buffers * tokens * (config.chunk + SKEW) * 2

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
+from blockscale.families.sm90.constraints import GROUP
 from blockscale.formats import fragment
 from blockscale.formats.fragment import ROWS
 from blockscale.formats.layouts import FRAGMENT, LINEAR, blocks
 from blockscale.problem import OUT_BYTES, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
-KERNEL = "blockscale.kernels.sm90"
+KERNEL = "blockscale.kernels.hopper"
 ACTIVATION = "bf16"
 LAYOUTS: Mapping[str, str] = {"a": LINEAR, "b": FRAGMENT}
 ENTRY = Entry(
@@ -40,16 +41,17 @@ ENTRY = Entry(
 
 def kernel(problem: Problem, target: Target, config: Config) -> Any:
     """The kernel, to be traced with `ENTRY`. Imports the compiler."""
-    from blockscale.kernels import sm90
+    from blockscale.kernels import hopper
 
-    module: Any = sm90  # without types
+    narrow: Any = hopper.Sm90WarpGemm  # of modules without types
+    wide: Any = hopper.Sm90GroupGemm
     tokens, rows = config.tile
     of = {"a_dtype": problem.a, "out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
-    how = {"depth": config.stages, "buffers": config.buffers, "split": config.split, "pdl": config.pdl}
+    rings = {"depth": config.stages, "buffers": config.buffers, "early": config.pdl}
     if config.wgmma:
-        return module.Sm90GroupGemm(tokens, row_groups=rows // (4 * ROWS), k_groups=config.k_warps, **how, **of)
-    warps = {"row_warps": rows // ROWS, "k_warps": config.k_warps, "chunk": config.chunk}
-    return module.Sm90WarpGemm(tokens, **warps, **how, **of)
+        groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
+        return wide(tokens, **groups, **rings, **of)
+    return narrow(tokens, row_warps=rows // ROWS, k_warps=config.k_warps, chunk=config.chunk, **rings, **of)
 
 
 def tensors(
