@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from operands import same_bits, small_integers
-from weight_only import DTYPES, EPILOGUES, ROWS, check, weight
+from weight_only import DTYPES, EPILOGUES, ODD, ROWS, SIZES, check, weight
 
 import blockscale as bs
 from blockscale.backends import gpu, sm90
@@ -17,7 +17,6 @@ pytestmark = [
         torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
     ),
 ]
-SIZES = (4096, 5120, 7168, 8192, 11008, 14336, 28672)
 
 
 def product(x, w, out_dtype=torch.bfloat16, **options):
@@ -42,9 +41,9 @@ def test_contract_on_positive_data(n, k):
         check(product(x[:m], w), x[:m], values)
 
 
-@pytest.mark.parametrize("n", [1, 15, 17, 100, 1000])
+@pytest.mark.parametrize("n", ODD[0])
 def test_odd_sizes(n):
-    for k, m in itertools.product((1, 15, 16, 17, 63, 64, 127, 129, 1000, 4100), (1, 3, 5, 9, 33, 63, 65, 130)):
+    for k, m in itertools.product(*ODD[1:]):
         w, values = weight(n, k)
         x = torch.randn(m, k, device="cuda").bfloat16()
         check(product(x, w), x, values)

@@ -15,7 +15,7 @@ import blockscale as bs
 from blockscale import heuristics, plan
 from blockscale.families.sm90.choice import candidates
 from blockscale.problem import Problem, target_named
-from blockscale.store import Store
+from blockscale.store import Store, key_of, origin
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 ROWS = (1, 2, 3, 4, 8, 16, 17, 32, 48, 64, 130)
@@ -76,25 +76,42 @@ def check(y, x, values, alpha=1.0, bias=None, activation=None):
     assert not at, f"{int(bad.sum())} of {bad.numel()} wrong, first {at}: {float(y[at])!r}, exact {float(exact[at])!r}"
 
 
+SIZES = (4096, 5120, 7168, 8192, 11008, 14336, 28672)
+ODD = ((1, 15, 17, 100, 1000), (1, 15, 16, 17, 63, 64, 127, 129, 1000, 4100), (1, 3, 5, 9, 33, 63, 65, 130))
+"""Of odd sizes N, K and M."""
+
+
 def problems():
     """Every problem whose kernel a test takes, with the configuration that it asks for or None."""
-    for (a, out, bias, activation), m in itertools.product(EPILOGUES, ROWS):
-        yield Problem(m, 8192, 8192, a=a, out_dtype=out, bias=bias, activation=activation), None
-    for n, k, m in itertools.product((64, 4096, 8192, 14336, 28672, 1 << 20), (64, 4096, 8192, 28672), ROWS):
+    for n, k, m in itertools.product(SIZES, SIZES, ROWS):
         yield Problem(m, n, k, a="bf16"), None
-    for a, out in itertools.product(("bf16", "fp16"), repeat=2):
-        yield Problem(1, 8192, 8192, a=a, out_dtype=out, invariant=True), None
+    for n, k, m in itertools.product(*ODD):
+        yield Problem(m, n, k, a="bf16"), None
+    for n, k, m in itertools.product((33, 200, 300, 1000, 4096), (64, 200, 1000, 2000, 4096, 4100), (*ROWS, 5, 9, 40)):
+        yield Problem(m, n, k, a="bf16"), None
+        yield Problem(m, n, k, a="bf16", out_dtype="fp32"), None
+    for (a, out, bias, activation), m in itertools.product(EPILOGUES, ROWS):
+        yield Problem(m, 1000, 2080, a=a, out_dtype=out, bias=bias, activation=activation), None
+    for (a, out), m in itertools.product((("fp16", "fp16"), ("bf16", "bf16"), ("bf16", "fp32")), ROWS):
+        yield Problem(m, 64, 4096, a=a, out_dtype=out), None
+        yield Problem(m, 1000, 4100, a=a, out_dtype=out), None
+        yield Problem(m, 1000, 4100, a=a, out_dtype=out, invariant=True), None
+    for m in ROWS:
+        yield Problem(m, 1 << 20, 6144, a="bf16"), None
+        yield Problem(m, 1000, 4096, a="bf16", bias="bf16"), None
     for config in candidates():
         yield Problem(64, 8192, 8192, a="bf16"), config
 
 
 def fill(root):
     target, store = target_named("h200"), Store(root)
-    keys = set()
+    kernels = {}
     for problem, config in problems():
         chosen = config or heuristics.choose(problem, target).config
-        keys.add(plan.artefact(problem, target, chosen, store).key)
-    return len(keys)
+        kernels.setdefault(key_of(origin(target, chosen, problem)), (problem, chosen))
+    for problem, config in kernels.values():
+        plan.artefact(problem, target, config, store)
+    return len(kernels)
 
 
 if __name__ == "__main__":
