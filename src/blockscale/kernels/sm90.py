@@ -1,80 +1,119 @@
-"""Weight-only NVFP4 GEMM for sm_90a: out = activation(alpha x unit x a @ (b x scales)^T + bias).
+"""Weight-only NVFP4 GEMM for sm_90a, few tokens: out = activation(alpha x unit x a @ (b x scales)^T + bias).
 
-a is fp16 or bf16; b lies in fragment order (formats/fragment.py); unit is its global scale. A CTA computes 16 x
-row_warps rows of b by up to `tokens` rows of a. Its warps stand in a grid: row_warps tiles of 16 rows, and for each of
-these k_warps, which take every k_warps-th unit of 128 k and whose sums are added in this order.
+a is fp16 or bf16, a row of it is called a token here; b lies in fragment order (formats/fragment.py); unit is its
+global scale. A CTA computes 16 x row_warps rows of b by up to `tokens` rows of a. Roles:
 
-Timeline of a warp with 2 units in registers (depth) and k in two chunks of activations in shared memory:
+    role      warps                 does
+    multiply  row_warps x k_warps   a tile of 16 rows each; of its units of 128 k every k_warps-th; then the sums of
+                                    the k_warps are added, in their order
+    fetch     one more              brings chunks of activations to shared memory, and alpha
 
-    weights       0 1 . . 2 3 . 4 5 . .        units asked for, global memory to registers
-    activations   a b . . . . . . . c . .      chunks asked for, global to shared memory
-    product       . . . a0 a1 . b2 b3 . c4     dequantised in registers, mma.sync
+Rings:
 
-The first weights are asked for before anything else: what a CTA waits for in the end is memory. Weights are operand A
-(16 rows), activations operand B (8 columns), so that one row of a costs no more than eight.
+    ring         slots    full                                     empty
+    registers    depth    a unit's loads                           the unit is multiplied, in the same warp
+    activations  buffers  1 arrival (fetch), the bytes of its rows 1 arrival a multiplying warp
 
-Shared memory: two chunks of activations, tokens x (chunk + 8) elements each, the 8 so that `ldmatrix` meets no bank
-twice; after the last product, sums: k_warps x tokens x rows of the CTA in fp32.
+Timeline with depth 2, k in two chunks, two buffers; each warp of multiply has units 0 to 3:
+
+    multiply  asks for 0 1 | waits for chunk a | 0, asks for 2 | 1, asks for 3 | waits for chunk b | 2 | 3 | sums
+    fetch     asks for a b | alpha
+
+A weight is loaded once, straight to registers, becomes a 16-bit number there and operand A (16 rows) of mma.sync.
+Activations are operand B (8 columns), so that one token costs as much as eight. Weights are asked for before anything
+else: what a CTA waits for is memory.
+
+`pdl`: the launch does not wait for the kernel before it in the stream to end. Until that has ended nothing is touched
+but weights, and these only with `ahead`, which is for weights that the kernel before does not write.
+
+Shared memory: barriers and alpha; each warp's sums; activations: `buffers` x tokens rows of chunk + 8 elements, the 8
+so that `ldmatrix` meets no bank twice.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Float64, Int32, Int64, cute
 
-from blockscale.formats.fragment import DEPTH, ROWS
-from blockscale.kernels.parts import warpmma, weights
-from blockscale.kernels.parts.epilogue import Alpha
-from blockscale.kernels.parts.weights import Weights
+from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
+from blockscale.kernels.parts import async_copies, warpmma, weights
+from blockscale.kernels.parts.arithmetic import Alpha, Bias
+from blockscale.kernels.parts.ring import Ring
+from blockscale.kernels.parts.sums import Finish, Sums, finish, sum_bytes
+from blockscale.kernels.parts.weights import Stream
 
 WARP = 32
 DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}
 SKEW = 8  # elements between rows of activations beyond their own: 16 bytes
-PIECE = 8  # elements that are copied at a time: 16 bytes
+HEAD_BYTES = 512  # of shared memory: barriers, then alpha
+ALPHA = HEAD_BYTES - 8
+READY = 1  # the named barrier behind which barriers in shared memory may be used
+
+
+def layout(tokens: int, warps: int, chunk: int, buffers: int) -> tuple[int, int]:
+    """Where activations begin in shared memory, and the bytes of all of it."""
+    activations = -(-(HEAD_BYTES + warps * sum_bytes(tokens)) // 128) * 128
+    return activations, activations + buffers * tokens * (chunk + SKEW) * 2
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the roles share."""
+
+    warp: Int32
+    lane: Int32
+    tokens: Int32  # of this CTA
+    k: Int32
+    activations: Ring
+    smem: Int32
 
 
 class Sm90WarpGemm:
     """The kernel of one configuration; calling it launches it, compiling needs no GPU.
 
     Args:
-        tokens: rows of a that a CTA takes: 1, 2, 4 or a multiple of 8.
-        row_warps, k_warps: the CTA's warps, along rows of b and along k.
+        tokens: rows of a that a CTA takes: 1, 2, 4, 8 or 16.
+        row_warps, k_warps: the multiplying warps, along rows of b and along k.
         depth: units of weights that a warp has in flight.
-        chunk: k of a chunk of activations, a multiple of 128 x k_warps x depth.
-        a_dtype: "fp16" or "bf16". out_dtype: these or "fp32". bias: whether there is one. activation: None or a name.
+        chunk: k of a chunk of activations, a multiple of 128 x k_warps x depth. buffers: chunks in shared memory.
+        pdl, ahead: see above.
+        a_dtype: "fp16" or "bf16". out_dtype, bias: these or "fp32"; bias may be None. activation: None or its name.
     """
 
     def __init__(
         self,
         tokens,
         *,
-        row_warps=4,
-        k_warps=4,
-        depth=4,
-        chunk=4096,
+        row_warps,
+        k_warps,
+        depth,
+        chunk,
+        buffers,
         pdl=False,
+        ahead=False,
         a_dtype="bf16",
         out_dtype="bf16",
-        bias=False,
+        bias=None,
         activation=None,
     ):
-        self.tokens, self.row_warps, self.k_warps, self.depth, self.chunk = tokens, row_warps, k_warps, depth, chunk
-        self.pdl, self.bias, self.activation = pdl, bias, activation
+        self.tokens, self.row_warps, self.k_warps, self.depth = tokens, row_warps, k_warps, depth
+        self.chunk, self.buffers, self.pdl, self.ahead = chunk, buffers, pdl, ahead
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
-        self.threads = WARP * row_warps * k_warps
+        self.bias, self.activation = bias, activation
+        self.warps = row_warps * k_warps
+        self.threads = WARP * (self.warps + 1)
         self.rows = ROWS * row_warps
-        self.n_tiles = -(-tokens // 8)
+        self.groups = -(-tokens // 8)  # of tokens that a product takes
+        self.turns = chunk // (DEPTH * k_warps * depth)
         self.pitch = (chunk + SKEW) * 2  # bytes
-        self.buffer_bytes = tokens * self.pitch
-        self.sum_pitch = self.rows + 4
-        sums = k_warps * self.n_tiles * 8 * self.sum_pitch * 4
-        self.smem_bytes = max(2 * self.buffer_bytes, sums)
-        if chunk % (DEPTH * k_warps * depth):
-            raise AssertionError(f"chunk {chunk} is no multiple of {DEPTH} x {k_warps} x {depth}")
+        self.first_buffer, self.smem_bytes = layout(tokens, self.warps, chunk, buffers)
 
     def __repr__(self):
         """Also in the kernel's name."""
         return (
-            f"Sm90WarpGemm_{self.tokens}_{self.row_warps}x{self.k_warps}_{self.depth}_{self.chunk}_"
+            f"Sm90WarpGemm_{self.tokens}_{self.row_warps}x{self.k_warps}_{self.depth}_{self.chunk}x{self.buffers}_"
             f"{self.dtype.__name__}_{self.out_dtype.__name__}"
         )
 
@@ -98,9 +137,9 @@ class Sm90WarpGemm:
         """Launches the product.
 
         Args:
-            a: (m, k), rows ld_a elements apart, aligned to their type.
+            a: (m, k), rows ld_a elements apart, each aligned to 16 bytes; k is a multiple of 8.
             b: (ceil(n / 16), ceil(k / 128)) units, aligned to 16 bytes.
-            out: (m, n), rows ld_out elements apart. bias: (n,) of the type of out, or anything.
+            out: (m, n), rows ld_out elements apart. bias: (n,), or anything without one.
             unit, alpha: fp32, one each. factor: one more, by value.
         """
         self.kernel(a, b, out, bias, (unit, alpha), factor, (m, n, k), ld_a, ld_out).launch(
@@ -125,131 +164,106 @@ class Sm90WarpGemm:
         ld_a: Int64,
         ld_out: Int64,
     ):
-        m, n, k = size
-        thread, _, _ = cute.arch.thread_idx()
-        block, token_block, _ = cute.arch.block_idx()
-        lane = thread % WARP
-        warp = cute.arch.make_warp_uniform(thread // WARP)
-        row_warp, k_warp = warp % self.row_warps, warp // self.row_warps
-        units = cute.ceil_div(k, DEPTH)
-        last_tile = cute.ceil_div(n, ROWS) - 1
-        tile = cutlass.min(block * self.row_warps + row_warp, last_tile)
-        source = Weights.of(b, tile, units, lane)
-
-        rWeights = [cute.make_rmem_tensor(weights.WORDS, Int32) for _ in range(self.depth)]
-        for slot in cutlass.range_constexpr(self.depth):
-            unit = slot * self.k_warps + k_warp
-            source.load(rWeights[slot], unit, unit < units)
-
-        smem = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint()
-        first_token = token_block * self.tokens
-        tokens = cutlass.min(m - first_token, self.tokens)
-        origin = a.toint() + Int64(first_token) * ld_a * 2
-        if cutlass.const_expr(self.pdl):
-            cute.arch.griddepcontrol_wait()
-        self.fetch(origin, ld_a, k, tokens, smem, Int32(0), thread)
-        self.fetch(origin, ld_a, k, tokens, smem, Int32(1), thread)
-        x, power = Alpha(factors, factor * weights.FACTOR).load()
-
-        rows = [cutlass.min(8 * i + lane % 8, tokens - 1) for i in range(self.n_tiles)]
-        columns = [smem + row * self.pitch + lane // 8 * 16 for row in rows]
-        rSums = cute.make_rmem_tensor(4 * self.n_tiles, Float32)
-        rSums.fill(0.0)
-        rounds = self.chunk // (DEPTH * self.k_warps * self.depth)
-        chunks = cute.ceil_div(k, self.chunk)
-        for chunk in cutlass.range(chunks, unroll=1):
-            cute.arch.cp_async_wait_group(1)
-            cute.arch.sync_threads()
-            first = chunk * (self.chunk // DEPTH) + k_warp
-            buffer = (chunk & 1) * self.buffer_bytes
-            left = units - first
-            for turn in cutlass.range(cutlass.min(rounds, cute.ceil_div(left, self.k_warps * self.depth)), unroll=1):
-                for slot in cutlass.range_constexpr(self.depth):
-                    step = (turn * self.depth + slot) * self.k_warps
-                    if step < left:
-                        offset = buffer + (step + k_warp) * (DEPTH * 2)
-                        self.multiply(rSums, rWeights[slot], [column + offset for column in columns])
-                    ahead = first + step + self.depth * self.k_warps
-                    source.load(rWeights[slot], ahead, ahead < units)
-            cute.arch.sync_threads()
-            self.fetch(origin, ld_a, k, tokens, smem, chunk + 2, thread)
-        cute.arch.cp_async_wait_group(0)
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_launch_dependents()
-        self.keep(rSums, smem, row_warp, k_warp, lane)
+            if cutlass.const_expr(not self.ahead):
+                cute.arch.griddepcontrol_wait()
+        m, n, k = size
+        thread, _, _ = cute.arch.thread_idx()
+        row_block, token_block, _ = cute.arch.block_idx()
+        lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
+        token = token_block * self.tokens
+        smem = cute.arch.get_dyn_smem(Int64, alignment=128)
+        activations = Ring("activations", smem, smem + self.buffers, self.buffers, fills=1, empties=self.warps)
+        c = Context(warp, lane, cutlass.min(m - token, self.tokens), k, activations, smem.toint())
+        if warp < self.warps:
+            tile = cutlass.min(row_block * self.row_warps + warp % self.row_warps, cute.ceil_div(n, ROWS) - 1)
+            self.multiply(c, b.toint() + Int64(tile) * cute.ceil_div(k, DEPTH) * UNIT_BYTES)
+        else:
+            with cute.arch.elect_one():
+                activations.initialise()
+            cute.arch.mbarrier_init_fence()
+            cute.arch.barrier_arrive(barrier_id=READY, number_of_threads=self.threads)
+            if cutlass.const_expr(self.ahead):
+                cute.arch.griddepcontrol_wait()
+            self.fetch(c, a.toint() + Int64(token) * ld_a * 2, ld_a)
+            for i, value in enumerate(Alpha(factors, factor * weights.FACTOR).load()):
+                async_copies.store_fp32(c.smem + ALPHA + 4 * i, value)
         cute.arch.sync_threads()
-        self.store(out, bias, x, power, smem, (tokens, n), block, first_token, ld_out, thread)
+        if cutlass.const_expr(self.ahead):
+            cute.arch.griddepcontrol_wait()
+        scale = async_copies.load_fp32(c.smem + ALPHA), async_copies.load_fp32(c.smem + ALPHA + 4)
+        offset = None if cutlass.const_expr(self.bias is None) else Bias(bias, n)
+        results = Finish(out, self.out_dtype, ld_out, m, n, scale, offset, self.activation)
+        corner = token, row_block * self.rows
+        finish(self.sums(c.smem), results, corner, thread, Int32(0), self.threads, self.tokens)
+        activations.check()
+
+    def sums(self, smem):
+        return Sums(smem + HEAD_BYTES, sum_bytes(self.tokens), self.row_warps, self.k_warps, 1)
 
     @cute.jit
-    def multiply(self, rSums, rWeights, columns):
-        """One unit: eight steps of 16 k, dequantised and multiplied with every group of 8 tokens."""
+    def multiply(self, c, rows):
+        """The warp's units from address `rows` on, one after the other; then its sums to shared memory."""
+        lane, k, activations = c.lane, c.k, c.activations
+        k_warp = c.warp // self.row_warps
+        stream = Stream.of(rows, lane, k_warp, cute.ceil_div(k, DEPTH), self.k_warps)
+        rWeights = [cute.make_rmem_tensor(weights.WORDS, Int32) for _ in range(self.depth)]
+        for i in cutlass.range_constexpr(self.depth):
+            stream = stream.load(rWeights[i])
+        rSums = cute.make_rmem_tensor(4 * self.groups, Float32)
+        rSums.fill(0.0)
+        tokens = [cutlass.min(8 * i + lane % 8, c.tokens - 1) for i in range(self.groups)]
+        within = c.smem + self.first_buffer + k_warp * (DEPTH * 2) + lane // 8 * 16
+        columns = [within + token * self.pitch for token in tokens]
+        cute.arch.barrier(barrier_id=READY, number_of_threads=self.threads)
+        slot = activations.consumer()
+        left = cute.ceil_div(k, DEPTH) - k_warp
+        for _ in cutlass.range(cute.ceil_div(k, self.chunk), unroll=1):
+            activations.wait_full(slot)
+            offset = slot.index * (self.tokens * self.pitch)
+            for _ in cutlass.range(self.turns, unroll=1):
+                for i in cutlass.range_constexpr(self.depth):
+                    if left > 0:
+                        self.multiply_unit(rSums, rWeights[i], [column + offset for column in columns])
+                    stream = stream.load(rWeights[i])
+                    offset += self.k_warps * DEPTH * 2
+                    left -= self.k_warps
+            activations.arrive_empty(slot, range(self.warps))
+            slot = slot.next()
+        self.sums(c.smem).keep(rSums, c.warp, lane)
+
+    @cute.jit
+    def multiply_unit(self, rSums, rWeights, columns):
+        """Eight steps of 16 k, dequantised and multiplied with every group of 8 tokens."""
         for pair in cutlass.range_constexpr(weights.STEPS // 2):
             scales = weights.scale_pairs(rWeights[8 + pair], self.dtype)
             b = [warpmma.load_columns(column + pair * 64) for column in columns]
             for odd in cutlass.range_constexpr(2):
                 a = weights.decode(rWeights[2 * pair + odd], scales[odd], self.dtype)
-                for i in cutlass.range_constexpr(self.n_tiles):
+                for i in cutlass.range_constexpr(self.groups):
                     sums = [rSums[4 * i + j] for j in range(4)]
                     sums = warpmma.multiply(sums, a, b[i][2 * odd : 2 * odd + 2], self.dtype)
                     for j in cutlass.range_constexpr(4):
                         rSums[4 * i + j] = sums[j]
 
     @cute.jit
-    def fetch(self, origin, ld_a, k, tokens, smem, chunk, thread):
-        """Asks for a chunk of activations, zeros beyond k, and closes the group of copies, which may be empty."""
-        start = chunk * self.chunk
-        pieces = cutlass.min(cute.ceil_div(k - start, DEPTH) * (DEPTH // PIECE), self.chunk // PIECE)
-        buffer = smem + (chunk & 1) * self.buffer_bytes
-        aligned = (origin | (ld_a * 2)) % 16 == 0
-        if pieces > 0:
-            for row in cutlass.range(tokens, unroll=1):
-                for piece in cutlass.range(thread, pieces, self.threads, unroll=1):
-                    target = buffer + row * self.pitch + piece * 16
-                    at = start + piece * PIECE
-                    address = origin + (Int64(row) * ld_a + at) * 2
-                    left = cutlass.max(cutlass.min(k - at, PIECE), 0)
-                    if aligned:
-                        cute.arch.inline_ptx(
-                            "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
-                            read_only_args=[target, cutlass.select_(left > 0, address, origin), left * 2],
-                        )
-                    else:
-                        for i in cutlass.range_constexpr(PIECE):
-                            bits = cutlass.Int16(0)
-                            if i < left:
-                                bits = cute.make_ptr(
-                                    cutlass.Int16, address + 2 * i, cute.AddressSpace.gmem, assumed_align=2
-                                ).load()
-                            cute.arch.inline_ptx("st.shared.b16 [{$r0}], {$r1};", read_only_args=[target + 2 * i, bits])
-        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def keep(self, rSums, smem, row_warp, k_warp, lane):
-        """A warp's sums to shared memory: (k_warp, token, row)."""
-        for i in cutlass.range_constexpr(self.n_tiles):
-            for j in cutlass.range_constexpr(4):
-                token = 8 * i + lane % 4 * 2 + j % 2
-                row = row_warp * ROWS + lane // 4 + j // 2 * 8
-                at = (k_warp * self.n_tiles * 8 + token) * self.sum_pitch + row
-                if cutlass.const_expr(self.tokens >= 8) or token < self.tokens:
-                    cute.arch.inline_ptx(
-                        "st.shared.f32 [{$r0}], {$r1};", read_only_args=[smem + at * 4, rSums[4 * i + j]]
-                    )
-
-    @cute.jit
-    def store(self, out, bias, x, power, smem, size, block, first_token, ld_out, thread):
-        """Adds the k_warps' sums in their order and stores the results; neighbouring threads have neighbouring rows."""
-        tokens, n = size
-        for at in cutlass.range(thread, tokens * self.rows, self.threads, unroll=1):
-            token, row = at // self.rows, at % self.rows
-            total = Float32(0)
-            for k_warp in cutlass.range_constexpr(self.k_warps):
-                place = (k_warp * self.n_tiles * 8 + token) * self.sum_pitch + row
-                part = cute.arch.inline_ptx(
-                    "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[smem + place * 4]
-                )
-                total = part if cutlass.const_expr(k_warp == 0) else total + part
-            column = block * self.rows + row
-            if column < n:
-                result = total * x * power
-                (out + (Int64(first_token + token) * ld_out + column)).store(result.to(self.out_dtype))
+    def fetch(self, c, origin, ld_a):
+        """Chunks of the rows of a from address `origin` on; zeros beyond k up to the end of the last unit."""
+        lane, tokens, k, activations = c.lane, c.tokens, c.k, c.activations
+        slot = activations.producer()
+        for chunk in cutlass.range(cute.ceil_div(k, self.chunk), unroll=1):
+            activations.wait_empty(slot)
+            there = cutlass.min(k - chunk * self.chunk, self.chunk)
+            missing = (DEPTH - there % DEPTH) % DEPTH // 8
+            buffer = c.smem + self.first_buffer + slot.index * (self.tokens * self.pitch)
+            for i in cutlass.range(lane, tokens * missing, WARP, unroll=1):
+                async_copies.clear_16(buffer + i // missing * self.pitch + (there + i % missing * 8) * 2)
+            cute.arch.sync_warp()
+            activations.expect_copies(slot, tokens * there * 2)
+            cute.arch.sync_warp()
+            if lane < tokens:
+                source = origin + (Int64(lane) * ld_a + chunk * self.chunk) * 2
+                barrier = activations.copy_barrier(slot, 0)
+                async_copies.copy_bulk(buffer + lane * self.pitch, source, there * 2, barrier.toint())
+            slot = slot.next()

@@ -92,11 +92,16 @@ class Ring:
             self.wait_empty(slot)
             slot = slot.next()
 
-    def expect_copies(self, slot: Slot) -> None:
-        """The producer's arrival at `full`, which announces the bytes of its copies; these report by themselves."""
+    def expect_copies(self, slot: Slot, nbytes: Int32 | None = None) -> None:
+        """The producer's arrival at `full`, which announces the bytes of its copies; these report by themselves.
+
+        Args:
+            nbytes: of all copies to the slot, where only the launch knows them; then 0 are declared.
+        """
         self.traced["fills"] += 1
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full + slot.index, self.declared["copied"])
+            count = self.declared["copied"] if nbytes is None else nbytes
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full + slot.index, count)
 
     def copy_barrier(self, slot: Slot, nbytes: int) -> cute.Pointer:
         """Where a copy of `nbytes` into the slot reports to."""

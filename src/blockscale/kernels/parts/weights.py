@@ -9,13 +9,13 @@ What a multiprocessor has least of here are slots for instructions of the intege
 as products, which another unit does; a product by a sum of powers of two puts several fields into place at once.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Int32, Int64, cute
 
 from blockscale.formats.fragment import CODE_BYTES, UNIT_BYTES
+from blockscale.kernels.parts import async_copies
 
 FACTOR = 128.0
 WORDS = 12  # registers that a unit takes of a thread: 8 of codes, 4 of scales
@@ -64,30 +64,111 @@ _TIMES_SCALE = """
 PACKED = {cutlass.BFloat16: "bf16x2", cutlass.Float16: "f16x2"}
 
 
-@dataclass(frozen=True)
-class Weights:
-    """(ceil(n / 16), ceil(k / 128)) units; a thread reads its part of one."""
+class Slots:
+    """A warp's own slots in shared memory for units of its tile, one more than it has in flight.
 
-    address: Int64  # of this thread's part of the first unit of the warp's tile of rows
-    lane: Int32
+    Its lanes copy and read; nobody else waits. A group of copies is a unit. A slot is filled again a turn after it was
+    read, when all lanes have read it. Units are taken in a circle, so that not every CTA reads the same activations at
+    the same time.
+
+    Args:
+        slots: of UNIT_BYTES each. stride: from one unit of the warp to the next.
+        first: address of the first slot. read, write: of the slots that are read and filled next.
+        units: address of the unit 0 of the circle. count: its length.
+        place: of the next unit to ask for. end: of the last one, and 1.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        stride: int,
+        first: Int32,
+        read: Int32,
+        write: Int32,
+        units: Int64,
+        count: Int32,
+        place: Int32,
+        end: Int32,
+    ) -> None:
+        self.slots, self.stride, self.first, self.read, self.write = slots, stride, first, read, write
+        self.units, self.count, self.place, self.end = units, count, place, end
 
     @staticmethod
-    def of(pointer: cute.Pointer, tile: Int32, units: Int32, lane: Int32) -> "Weights":
-        return Weights(pointer.toint() + Int64(tile) * units * UNIT_BYTES, lane)
+    def of(slots: int, stride: int, first: Int32, units: Int64, count: Int32, start: Int32, offset: Int32) -> "Slots":
+        """Every stride-th unit of a circle that begins at place `start`, from the one `offset` later on."""
+        return Slots(slots, stride, first, first, first, units, count, start + offset, start + count)
 
-    def load(self, registers: Any, unit: Int32, there: Boolean) -> None:
-        """Fills `registers` (12 of them), if the unit is there."""
-        start = self.address + unit * UNIT_BYTES
-        codes, scales = start + self.lane * 16, start + (self.lane // 4 * 16)
-        for part, address in enumerate((codes, codes + CODE_BYTES // 2, scales + CODE_BYTES)):
-            words = cute.arch.inline_ptx(
-                "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-                write_only_types=[Int32] * 4,
-                read_only_args=[address],
-                predicate=there,
-            )
-            for i, word in enumerate(words):
+    def ask(self, lane: Int32) -> "Slots":
+        """Asks for the next unit; beyond the last one the group is empty."""
+        there = self.place < self.end
+        unit = cutlass.select_(self.place >= self.count, self.place - self.count, self.place)
+        at = self.units + unit * UNIT_BYTES
+        source, target = at + lane * 16, self.write + lane * 16
+        async_copies.copy_16(target, source, there)
+        async_copies.copy_16(target + CODE_BYTES // 2, source + CODE_BYTES // 2, there)
+        part = CODE_BYTES + lane // 4 * 16
+        async_copies.copy_16(self.write + part, at + part, there & (lane % 4 == 0))
+        async_copies.commit()
+        return self._at(self.read, self._next(self.write), self.place + self.stride)
+
+    def take(self, lane: Int32) -> tuple[list[Any], "Slots"]:
+        """The lane's 12 words of the next unit, and the slots afterwards, with one more unit asked for."""
+        async_copies.wait(self.slots - 2)
+        cute.arch.sync_warp()
+        asked = self.ask(lane)
+        parts = self.read + lane * 16, self.read + lane * 16 + CODE_BYTES // 2, self.read + lane // 4 * 16 + CODE_BYTES
+        words = [word for part in parts for word in async_copies.load_16(part)]
+        return words, asked._at(self._next(self.read), asked.write, asked.place)
+
+    def _next(self, slot: Int32) -> Int32:
+        after = slot + UNIT_BYTES
+        return cutlass.select_(after == self.first + self.slots * UNIT_BYTES, self.first, after)
+
+    def _at(self, read: Int32, write: Int32, place: Int32) -> "Slots":
+        return Slots(self.slots, self.stride, self.first, read, write, self.units, self.count, place, self.end)
+
+    # A dynamic loop carries the numbers.
+    def __extract_mlir_values__(self) -> list[Any]:
+        numbers = self.first, self.read, self.write, self.units, self.count, self.place, self.end
+        return [number.ir_value() for number in numbers]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> "Slots":
+        first, read, write, units, *rest = values
+        return Slots(self.slots, self.stride, Int32(first), Int32(read), Int32(write), Int64(units), *map(Int32, rest))
+
+
+class Stream:
+    """A warp's units of one tile of rows, every stride-th of them, on their way to its registers.
+
+    Args:
+        stride: from one unit of the warp to the next.
+        codes, scales: addresses of this lane's part of the next unit.
+        left: units of the tile from the next one on; none if not positive.
+    """
+
+    def __init__(self, stride: int, codes: Int64, scales: Int64, left: Int32) -> None:
+        self.stride, self.codes, self.scales, self.left = stride, codes, scales, left
+
+    @staticmethod
+    def of(tile: Int64, lane: Int32, first: Int32, units: Int32, stride: int) -> "Stream":
+        """From the `first` of the units on, which begin at address `tile`."""
+        at = tile + Int64(first) * UNIT_BYTES
+        return Stream(stride, at + lane * 16, at + CODE_BYTES + lane // 4 * 16, units - first)
+
+    def load(self, registers: Any) -> "Stream":
+        """Asks for the next unit, if there is one: 8 words of codes and 4 of scales."""
+        for part, address in enumerate((self.codes, self.codes + CODE_BYTES // 2, self.scales)):
+            for i, word in enumerate(async_copies.load_once_16(address, self.left > 0)):
                 registers[part * 4 + i] = word
+        step = self.stride * UNIT_BYTES
+        return Stream(self.stride, self.codes + step, self.scales + step, self.left - self.stride)
+
+    # A dynamic loop carries the numbers.
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [number.ir_value() for number in (self.codes, self.scales, self.left)]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> "Stream":
+        return Stream(self.stride, Int64(values[0]), Int64(values[1]), Int32(values[2]))
 
 
 def scale_pairs(word: Any, dtype: Any) -> tuple[Any, Any]:
