@@ -18,6 +18,7 @@ class Config:
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).
+        ahead: with pdl, weights are read before that: for weights that the kernel ahead does not write.
         wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
         split: CTAs of a cluster that share a tile and split k; their sums are added in order.
@@ -34,6 +35,7 @@ class Config:
     accumulators: int = 1
     raster: str = "m"
     pdl: bool = False
+    ahead: bool = False
     wgmma: bool = False
     k_warps: int = 1
     split: int = 1

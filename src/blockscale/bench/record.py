@@ -55,10 +55,10 @@ class Measured:
         return statistics.median(mine / theirs for mine, theirs in zip(self.us[name], self.us[rival], strict=True))
 
 
-def lost(measured: Measured, ours: Sequence[str], rivals: Sequence[str]) -> bool:
-    """Whether the best of `ours` is more than 3% behind the best of `rivals`."""
-    mine, theirs = measured.best(ours), measured.best(rivals)
-    return mine is not None and theirs is not None and measured.behind(mine, theirs) > TIED
+def lost(measured: Measured, rivals: Sequence[str]) -> bool:
+    """Whether the library's own choice is more than 3% behind the best of `rivals`."""
+    theirs = measured.best(rivals)
+    return theirs is not None and measured.behind("ours", theirs) > TIED
 
 
 def circumstances(device: torch.device, rounds: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def bench(
     rival: Annotated[
         list[str] | None, typer.Option(help="Only these rivals; may be repeated. All by default.", show_default=False)
     ] = None,
+    ahead: Annotated[bool, typer.Option(help="Race ours with weights read ahead (Config.ahead) too.")] = True,
     every_config: Annotated[
         bool, typer.Option("--every-config", help="Race all configurations, not the library's choice alone.")
     ] = False,
@@ -41,11 +42,20 @@ def bench(
     that reads NVFP4 is more than 3% faster, all are measured five times before it counts as lost. Exit code 1: a
     result is wrong, or a product is lost.
     """
+    from blockscale.bench.run import Asked
     from blockscale.bench.timing import Wrong
 
     try:
         with refusals(as_json):
-            document, lines, losses = _run(_shapes(m, n, k, suite), dtype, rival, every_config, rounds, plot)
+            asked = Asked(
+                _shapes(m, n, k, suite),
+                _rivals(rival),
+                dtype=dtype,
+                ahead=ahead,
+                every_config=every_config,
+                rounds=rounds,
+            )
+            document, lines, losses = _run(asked, plot)
             if record is not None:
                 record.write_text(json.dumps(document, indent=1) + "\n")
     except Wrong as error:
@@ -74,43 +84,36 @@ def _shapes(m: int | None, n: int | None, k: int | None, suite: Suite | None) ->
     return [(given[0], given[1], given[2])]
 
 
-def _run(
-    shapes: list[tuple[int, int, int]],
-    dtype: Dtype,
-    rival: list[str] | None,
-    every_config: bool,
-    rounds: int,
-    plot: Path | None,
-) -> tuple[dict[str, Any], list[list[str]], list[str]]:
+def _rivals(asked: list[str] | None) -> list[str]:
+    from blockscale.bench.rivals import RIVALS
+
+    unknown = [name for name in asked or () if name not in RIVALS]
+    if unknown:
+        raise ValueError(f"--rival: {unknown[0]!r}, expected {', '.join(map(repr, RIVALS))}")
+    return list(RIVALS) if asked is None else asked
+
+
+def _run(asked: Any, plot: Path | None) -> tuple[dict[str, Any], list[list[str]], list[str]]:
     """The record, a row a product for the table, and the products that are lost."""
     from blockscale.bench import ceilings, plots, record
     from blockscale.bench import run as running
-    from blockscale.bench.rivals import EXACT, RIVALS
+    from blockscale.bench.rivals import EXACT
 
-    unknown = [name for name in rival or () if name not in RIVALS]
-    if unknown:
-        raise ValueError(f"--rival: {unknown[0]!r}, expected {', '.join(map(repr, RIVALS))}")
     if plot is not None:
         plots.check_matplotlib()
     device = _gpu()
-    asked = running.Asked(shapes, list(RIVALS) if rival is None else rival, dtype, every_config, rounds)
-    with progress("measuring", len(shapes) + 2) as advance:
+    with progress("measuring", len(asked.shapes) + 2) as advance:
         measured = running.measure(asked, device, advance)
         limits = {"copy_gb_per_s": round(ceilings.copying(device, MINIMUM_ROUNDS), 1)}
         advance()
         speeds = ceilings.multiplying(device, MINIMUM_ROUNDS)
         limits |= {f"{name}_tflop_per_s": round(speed, 1) for name, speed in speeds.items()}
         advance()
-    document = record.as_json(measured, limits, record.circumstances(device, rounds))
+    document = record.as_json(measured, limits, record.circumstances(device, asked.rounds))
     if plot is not None:
         plots.draw(document, plot)
-    own = [[name for name in one.us if name.startswith("ours")] for one in measured]
-    losses = [
-        f"{one.m}x{one.n}x{one.k}"
-        for one, names in zip(measured, own, strict=True)
-        if record.lost(one, names, EXACT[1:])
-    ]
-    return document, [_row(one, names) for one, names in zip(measured, own, strict=True)], losses
+    losses = [f"{one.m}x{one.n}x{one.k}" for one in measured if record.lost(one, EXACT[1:])]
+    return document, [_row(one) for one in measured], losses
 
 
 def _gpu() -> torch.device:
@@ -130,16 +133,9 @@ def _gpu() -> torch.device:
     return device
 
 
-def _row(one: Any, own: list[str]) -> list[str]:
-    best = min(own, key=one.median)
-    others = [name for name in one.us if name not in own]
-    sizes = [f"{one.m}", f"{one.n}", f"{one.k}"]
-    return [
-        *sizes,
-        f"{one.median(best):.1f}",
-        *(f"{name} {one.median(name):.1f}" for name in others),
-        f"{one.read_us:.1f}",
-    ]
+def _row(one: Any) -> list[str]:
+    times = [f"{name} {one.median(name):.1f}" for name in one.us if name != "ours"]
+    return [f"{one.m}", f"{one.n}", f"{one.k}", f"{one.median('ours'):.1f}", *times, f"{one.read_us:.1f}"]
 
 
 def _show(document: dict[str, Any], rows: list[list[str]]) -> None:

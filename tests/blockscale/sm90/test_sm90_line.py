@@ -110,6 +110,7 @@ def test_what_the_kernels_do_not_do(problem, message):
         (replace(candidates()[0], stages=None), r"config\.stages: None, expected one of 1, 2"),
         (replace(candidates()[0], split=3), r"config\.split: 3, expected one of 1, 2"),
         (replace(candidates()[0], split=2), r"config\.split: 2, expected 1 without wgmma"),
+        (replace(candidates()[-1], pdl=False, ahead=True), r"config\.ahead: True, expected False without pdl"),
         (replace(candidates()[-1], chunk=128), r"config\.chunk: 128, expected None with wgmma"),
         (replace(candidates()[-1], buffers=5), r"config\.buffers: 5, expected a multiple of k_warps"),
         (replace(candidates()[0], chunk=100), r"config\.chunk: 100, expected"),

@@ -1,8 +1,8 @@
 """Weight-only products of the Hopper tests: operands on the GPU, what they come to, and the kernels they take.
 
-    python tests/blockscale/sm90/weight_only.py DIR
+    python tests/blockscale/sm90/weight_only.py DIR [PART PARTS]
 
-fills a store with those kernels, where the compiler is, for a machine that has none.
+fills a store with those kernels, or every so-manieth, where the compiler is, for a machine that has none.
 """
 
 import itertools
@@ -13,6 +13,7 @@ import torch
 
 import blockscale as bs
 from blockscale import heuristics, plan
+from blockscale.bench.run import SUITES
 from blockscale.families.sm90.choice import candidates
 from blockscale.problem import Problem, target_named
 from blockscale.store import Store, key_of, origin
@@ -101,18 +102,22 @@ def problems():
         yield Problem(m, 1000, 4096, a="bf16", bias="bf16"), None
     for config in candidates():
         yield Problem(64, 8192, 8192, a="bf16"), config
+    for m, n, k in SUITES["table"]:
+        problem = Problem(m, n, k, a="bf16")
+        yield problem, replace(heuristics.choose(problem, target_named("h200")).config, ahead=True)
 
 
-def fill(root):
+def fill(root, part=0, parts=1):
+    """Compiles every parts-th kernel from `part` on."""
     target, store = target_named("h200"), Store(root)
     kernels = {}
     for problem, config in problems():
         chosen = config or heuristics.choose(problem, target).config
         kernels.setdefault(key_of(origin(target, chosen, problem)), (problem, chosen))
-    for problem, config in kernels.values():
+    for problem, config in list(kernels.values())[part::parts]:
         plan.artefact(problem, target, config, store)
     return len(kernels)
 
 
 if __name__ == "__main__":
-    print(fill(sys.argv[1]), "kernels")
+    print(fill(sys.argv[1], *map(int, sys.argv[2:])), "kernels")

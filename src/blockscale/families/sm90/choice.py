@@ -27,13 +27,13 @@ class Preset(NamedTuple):
 def _warps(tokens: int, tiles: int, k_warps: int, stages: int, chunk: int, k: int = 1) -> Preset:
     """Warps multiply: tiles of `tiles` times 16 rows."""
     tile = tokens, ROWS * tiles
-    return Preset(tokens, Config(tile, stages=stages, k_warps=k_warps, chunk=chunk, buffers=4), k)
+    return Preset(tokens, Config(tile, stages=stages, pdl=True, k_warps=k_warps, chunk=chunk, buffers=4), k)
 
 
 def _groups(tokens: int, groups: int, k_groups: int, stages: int, buffers: int, split: int) -> Preset:
     """Warpgroups multiply: tiles of `groups` times 64 rows."""
     tile = tokens, GROUP * ROWS * groups
-    config = Config(tile, stages=stages, wgmma=True, k_warps=k_groups, split=split, buffers=buffers)
+    config = Config(tile, stages=stages, pdl=True, wgmma=True, k_warps=k_groups, split=split, buffers=buffers)
     return Preset(tokens, config)
 
 
@@ -78,6 +78,7 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
         f"multiprocessors are {waves} wave{'s' * (waves != 1)}, done soonest (derived)",
         f"{config.k_warps} {'warpgroups' if config.wgmma else 'warps'} along k, {config.stages} units of weights in "
         f"flight, {config.buffers} chunks of {config.chunk or DEPTH} activations ({MEASURED})",
+        "pdl: a CTA is there when the work ahead in the stream ends; it touches nothing before that",
     )
     return unbuildable(config, target) or unfit(problem, target, config) or Choice(config, reasons)
 

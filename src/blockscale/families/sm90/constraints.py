@@ -7,7 +7,7 @@ from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.formats.layouts import round_up
 from blockscale.problem import NVFP4, Problem, Target
 
-CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "wgmma", "k_warps", "split", "chunk", "buffers")
+CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
 CALL_FIELDS: tuple[str, ...] = ()
 
 TOKENS = (1, 2, 4, *range(8, 65, 8))  # rows of a that a CTA can take
@@ -19,7 +19,7 @@ SPLITS = (1, 2)
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
 
 SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
-BARRIER_BYTES = 512
+HEAD_BYTES = {False: 512, True: 1024}  # of shared memory, by `wgmma`: barriers and alpha
 SKEW = 8  # elements that a row of activations is longer, for the banks of shared memory
 
 
@@ -50,6 +50,8 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
         if getattr(config, name) not in values:
             expected = ", ".join(map(str, values))
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {expected}")
+    if config.ahead and not config.pdl:
+        return Reason("config.ahead", "True, expected False without pdl")
     reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
     if reason is not None:
         return reason
@@ -96,10 +98,9 @@ def smem(config: Config) -> int:
     tokens = config.tile[0]
     assert config.stages is not None
     assert config.buffers is not None
-    sums = round_up(tokens, 8) * SUM_BYTES
+    sums, head = round_up(tokens, 8) * SUM_BYTES, HEAD_BYTES[config.wgmma]
     if config.wgmma:
         of_warp = round_up(max((config.stages + 1) * UNIT_BYTES, sums), 128)
-        return round_up(BARRIER_BYTES + warps(config) * of_warp, 1024) + config.buffers * tokens * DEPTH * 2
+        return round_up(head + warps(config) * of_warp, 1024) + config.buffers * tokens * DEPTH * 2
     assert config.chunk is not None
-    held = round_up(BARRIER_BYTES + warps(config) * sums, 128)
-    return held + config.buffers * tokens * (config.chunk + SKEW) * 2
+    return round_up(head + warps(config) * sums, 128) + config.buffers * tokens * (config.chunk + SKEW) * 2

@@ -47,7 +47,7 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     wide: Any = hopper.Sm90GroupGemm
     tokens, rows = config.tile
     of = {"a_dtype": problem.a, "out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
-    rings = {"depth": config.stages, "buffers": config.buffers, "early": config.pdl}
+    rings = {"depth": config.stages, "buffers": config.buffers, "pdl": config.pdl, "ahead": config.ahead}
     if config.wgmma:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
         return wide(tokens, **groups, **rings, **of)
