@@ -38,7 +38,8 @@ class Asked:
     """What to measure, and how.
 
     Attributes:
-        ahead: race the library's choice with weights read ahead too. every_config: race all configurations that can do a product, not the library's choice alone.
+        ahead: race the library's choice with weights read ahead too.
+        every_config: race all configurations that can do a product, not the library's choice alone.
     """
 
     shapes: Sequence[Shape]
