@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, calls, heuristics, ops, threads
+from blockscale import arguments, backends, calls, families, heuristics, ops, threads
 from blockscale.backends import gpu
 from blockscale.config import Config
-from blockscale.problem import Problem
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -100,7 +99,8 @@ def gemm(
 
 
 def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
-    """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results.
+    """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results; on Hopper the
+    activation is bf16 and the weight in layout "fragment".
 
     Args:
         gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.
@@ -108,13 +108,14 @@ def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
     Raises:
         TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
     """
-    return heuristics.choose(Problem(m, n, k), backends.target_asked(gpu)).config
+    target = backends.target_asked(gpu)
+    return heuristics.choose(families.usual(m, n, k, target), target).config
 
 
 def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
     """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
     target = backends.target_asked(gpu)
-    choice = heuristics.choose(Problem(m, n, k), target)
+    choice = heuristics.choose(families.usual(m, n, k, target), target)
     head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
     return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
 

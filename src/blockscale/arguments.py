@@ -138,7 +138,7 @@ def quantised_output(out: NVFP4Tensor, shape: tuple[int, ...], dtype: torch.dtyp
         raise TypeError(f"out_dtype: {dtype}, but out is an NVFP4Tensor; expected {NVFP4_DTYPE} or the default")
     if out.shape != shape or out.device != device:
         raise ValueError(f"out: shape {tuple(out.shape)} on {out.device}, expected {tuple(shape)} on {device}")
-    if out.layout == GROUPED:
+    if out.layout not in (LINEAR, ATOMS):
         raise ValueError(f"out: layout {out.layout!r}, expected 'linear' or '128x4'")
     for part in (out.codes, out.scales):
         if type(part) is not Tensor or not part.is_contiguous():

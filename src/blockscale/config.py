@@ -13,7 +13,8 @@ class Config:
 
     Attributes:
         tile: (rows, columns) of the result that are computed at a time: by a CTA, or 256 rows by a pair of CTAs.
-        stages: slots of the ring of operand tiles in shared memory; None means as many as fit.
+        stages: slots of the ring of operand tiles in shared memory, None means as many as fit; on Hopper units of 16 x 128
+            weights that a warp has in flight.
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
         cluster: CTAs of a cluster along m and n, which fetch operands for one another; None for the fewest.
         fallback_cluster: a smaller shape that a launch may use where `cluster` does not fit; None for none.
@@ -29,6 +30,11 @@ class Config:
         read: columns of tensor memory that a thread reads before it waits for them.
         release: when an accumulator is free: "late", once it is stored, or "early", once it is read.
         store_slots: buffers of a warp for what leaves by way of shared memory.
+        ahead: with pdl, weights are read before that: for weights that the kernel ahead does not write.
+        wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
+        k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
+        split: CTAs of a cluster that share a tile and split k; their sums are added in order.
+        chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
 
@@ -55,6 +61,12 @@ class Config:
     read: int = 32
     release: str = "late"
     store_slots: int = 2
+    ahead: bool = False
+    wgmma: bool = False
+    k_warps: int = 1
+    split: int = 1
+    chunk: int | None = None
+    buffers: int | None = None
     ctas: int | None = None
     persist_mb: int = 0
 

@@ -192,7 +192,8 @@ def _pair(call: SimpleNamespace) -> tuple[Any, Any]:
 
 
 def _wrapped(codes: Tensor, scales: Tensor, unit: Any, groups: Any, layout: str, k: int) -> NVFP4Tensor:
-    shape = torch.Size((*codes.shape[:-1], k))
+    layout, rows = ops.untag(codes, layout)
+    shape = torch.Size((*rows, k))
     scales = scales.view(torch.float8_e4m3fn)
     if unit is None:  # the raw form; alpha carries the global scales
         return NVFP4Tensor.from_parts(codes, scales, shape=shape, layout=layout)

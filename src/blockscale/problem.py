@@ -38,11 +38,13 @@ class Target:
     l2: int = 0
 
 
-TARGETS = (Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),)
+TARGETS = (
+    Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),
+    Target("sm_90a", "sm90", (9, 0), "h200", sms=132, smem=232_448, l2=50 * 2**20),
+)
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
 WITHOUT_KERNELS = {
-    **dict.fromkeys(("sm_90a", "h100", "h200"), "Hopper (H100, H200)"),
     **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",

@@ -10,26 +10,30 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from blockscale.ops import tag, untag
 from blockscale.tensor import NVFP4Tensor
 
 _PARTS = ("codes", "scales", "global_scale", "group_sizes", "scale_offsets", "divisor")
 
 
 def _flatten(t: NVFP4Tensor) -> tuple[list[Any], tuple[str, int]]:
-    return [getattr(t, name) for name in _PARTS], (t.layout, t.shape[-1])
+    return [getattr(t, name) for name in _PARTS], (tag(t.layout, t.shape[-2]), t.shape[-1])
 
 
 def _flatten_with_keys(t: NVFP4Tensor) -> tuple[list[tuple[Any, Any]], tuple[str, int]]:
-    return [(_pytree.GetAttrKey(name), getattr(t, name)) for name in _PARTS], (t.layout, t.shape[-1])
+    parts, context = _flatten(t)
+    return [(_pytree.GetAttrKey(name), part) for name, part in zip(_PARTS, parts, strict=True)], context
 
 
 def _unflatten(parts: Iterable[Any], context: tuple[str, int]) -> NVFP4Tensor:
     """All sizes but K are those of the codes, so that they may be dynamic."""
     codes, scales, unit, groups, offsets, divisor = parts
     layout, k = context
-    shape = (
-        torch.Size((*codes.shape[:-1], k)) if isinstance(codes, Tensor) else torch.Size(())
-    )  # a tree of other things
+    if isinstance(codes, Tensor):
+        layout, rows = untag(codes, layout)
+        shape = torch.Size((*rows, k))
+    else:  # a tree of other things
+        layout, shape = layout.partition(":")[0], torch.Size(())
     return NVFP4Tensor(codes, scales, unit, layout, shape, groups, offsets, divisor)
 
 

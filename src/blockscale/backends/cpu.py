@@ -25,7 +25,7 @@ from torch import Tensor
 
 from blockscale import threads
 from blockscale.formats import blocks, e2m1, e4m3
-from blockscale.formats.layouts import BLOCK
+from blockscale.formats.layouts import BLOCK, LINEAR
 from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
@@ -229,7 +229,8 @@ def _leaf_bounds(values: Tensor, scales: Tensor) -> Tensor:
 def _matrices(x: NVFP4Tensor | Tensor, batch: torch.Size | None) -> list[_Matrix]:
     """One matrix for each index of `batch`, broadcast to it; or, if None, a single one that holds all rows."""
     if isinstance(x, NVFP4Tensor):
-        data, scales = x.codes, x.linear_scales()
+        x = x.with_layout(LINEAR)
+        data, scales = x.codes, x.scales
     else:
         data, scales = x, None
     if batch is None:

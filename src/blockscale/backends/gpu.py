@@ -205,17 +205,17 @@ class Call:
         return pointers, factor, given
 
     def _moved(self, given: list[Tensor]) -> list[Tensor]:
-        """The same tensors, copies of those operands on the CPU that are not aligned.
+        """The same tensors, copies of those operands that are not aligned and lie on the CPU, or are no NVFP4.
 
         Raises:
-            ValueError: an operand on a GPU, or the result, is not aligned.
+            ValueError: NVFP4 on a GPU, or the result, is not aligned.
         """
         moved, entry = list(given), self.plan.family.ENTRY
         names = list(entry.pointers)
         for i, align in self.aligned:
             at = given[i].data_ptr()
             if at % align:
-                if i in entry.outputs or given[i].device.type != "cpu":
+                if i in entry.outputs or not (given[i].is_cpu or given[i].dtype in DTYPE_NAMES):
                     name = TITLES.get(names[i], names[i])
                     raise ValueError(f"{name}: at address {at:#x}, expected a multiple of {align} bytes")
                 moved[i] = given[i].clone()

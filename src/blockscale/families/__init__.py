@@ -14,8 +14,8 @@ from torch import Tensor
 
 from blockscale.config import Choice, Config, Reason
 from blockscale.entry import Entry
-from blockscale.families import sm100
-from blockscale.problem import Problem, Target
+from blockscale.families import sm90, sm100
+from blockscale.problem import NVFP4, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
 LARGEST_EXTENT = 2**31 - 1024  # kernels have 32-bit sizes, and add up to a block of tiles to them
@@ -29,6 +29,7 @@ class Family(Protocol):
             call. The others have to be left at their defaults.
         ENTRY: what its kernels take.
         KERNEL: the module of the kernel; it and what it imports decide the code.
+        ACTIVATION: what a product's `a` usually holds on these GPUs.
         LAYOUTS: the layouts of scales of an NVFP4 "a", "b" and "out".
     """
 
@@ -36,6 +37,7 @@ class Family(Protocol):
     CALL_FIELDS: tuple[str, ...]
     ENTRY: Entry
     KERNEL: str
+    ACTIVATION: str
     LAYOUTS: Mapping[str, str]
 
     def unsupported(self, problem: Problem, target: Target) -> Reason | None:
@@ -68,12 +70,20 @@ class Family(Protocol):
         """`ENTRY.values` without the first, the factor, which is the call's."""
 
 
-_FAMILIES: dict[str, Family] = {"sm100": sm100}
+_FAMILIES: dict[str, Family] = {"sm100": sm100, "sm90": sm90}
 
 
 def of(target: Target) -> Family:
     """The family of a target."""
     return _FAMILIES[target.backend]
+
+
+def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16") -> Problem:
+    """The product that is meant on these GPUs where only sizes are said."""
+    activation = of(target).ACTIVATION
+    if activation != NVFP4 and out_dtype == "fp16":
+        activation = out_dtype
+    return Problem(m, n, k, a=activation, out_dtype=out_dtype)
 
 
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:

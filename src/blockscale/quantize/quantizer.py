@@ -46,7 +46,7 @@ def quantize(
             (nearest E4M3 scale or one of its neighbours, by squared error).
         global_scale: a positive multiplier of at least 2^-126 (float or fp32 tensor of one element). By default
             amax(x) / 2688, or amax(x) / 1536 for "four_over_six". Values beyond 2688 x global_scale saturate.
-        layout: of the scales: "linear", "128x4" or "128x4-grouped".
+        layout: of the scales: "linear", "128x4", "128x4-grouped" or "fragment".
         group_sizes: int32 (E,) summing to M, for "128x4-grouped" and a 2-D `x`.
         nonfinite: "error" refuses NaN and infinity; "saturate" takes NaN as 0 and ±infinity as the largest magnitude
             that the global scale can hold; neither counts in amax(x).

@@ -2,9 +2,10 @@
 
 from blockscale.families.sm100.choice import choose
 from blockscale.families.sm100.constraints import CALL_FIELDS, CODE_FIELDS, unfit, unsupported
-from blockscale.families.sm100.launch import ENTRY, KERNEL, LAYOUTS, kernel, sizes, tensors, values
+from blockscale.families.sm100.launch import ACTIVATION, ENTRY, KERNEL, LAYOUTS, kernel, sizes, tensors, values
 
 __all__ = [
+    "ACTIVATION",
     "CALL_FIELDS",
     "CODE_FIELDS",
     "ENTRY",

@@ -15,6 +15,7 @@ from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
 KERNEL = "blockscale.kernels.sm100"
+ACTIVATION = "nvfp4"
 LAYOUTS: Mapping[str, str] = {"a": ATOMS, "b": ATOMS, "out": ATOMS}
 ENTRY = Entry(
     pointers={

@@ -1,0 +1,22 @@
+"""The sm_90a family (H100, H200): constraints, choice and entry of `kernels/sm90.py`, for weights in fragment order."""
+
+from blockscale.families.sm90.choice import choose
+from blockscale.families.sm90.constraints import CALL_FIELDS, CODE_FIELDS, unbuildable, unfit, unsupported
+from blockscale.families.sm90.launch import ACTIVATION, ENTRY, KERNEL, LAYOUTS, kernel, sizes, tensors, values
+
+__all__ = [
+    "ACTIVATION",
+    "CALL_FIELDS",
+    "CODE_FIELDS",
+    "ENTRY",
+    "KERNEL",
+    "LAYOUTS",
+    "choose",
+    "kernel",
+    "sizes",
+    "tensors",
+    "unbuildable",
+    "unfit",
+    "unsupported",
+    "values",
+]

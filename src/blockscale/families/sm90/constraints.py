@@ -1,0 +1,106 @@
+"""What the sm_90a kernels can be built as, and what they then can do."""
+
+from __future__ import annotations
+
+from blockscale.config import Config, Reason
+from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
+from blockscale.formats.layouts import round_up
+from blockscale.problem import NVFP4, Problem, Target
+
+CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
+CALL_FIELDS: tuple[str, ...] = ()
+
+TOKENS = (1, 2, 4, *range(8, 65, 8))  # rows of a that a CTA can take
+GROUP = 4  # warps of a warpgroup
+MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetches
+STAGES = range(1, 9)
+BUFFERS = range(1, 17)
+SPLITS = (1, 2)
+MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
+
+SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
+HEAD_BYTES = {False: 512, True: 1024}  # of shared memory, by `wgmma`: barriers and alpha
+SKEW = 8  # elements that a row of activations is longer, for the banks of shared memory
+
+
+def unsupported(problem: Problem, target: Target) -> Reason | None:
+    """Why no configuration does `problem`, or None."""
+    if problem.a not in ("fp16", "bf16"):
+        return Reason("a", f"{problem.a}: the {target.backend} kernels multiply fp16 or bf16 by NVFP4 alone")
+    if problem.out_dtype == NVFP4:
+        return Reason("out", f"an NVFP4Tensor: the {target.backend} kernels quantise no result")
+    if problem.batch_b > 1 or (problem.batch > 1 and problem.batch_a == 1):
+        return Reason("b", f"{problem.batch_b} matrices: the {target.backend} kernels multiply by one")
+    return None
+
+
+def unbuildable(config: Config, target: Target) -> Reason | None:
+    """Why there can be no such kernel, for any problem, or None."""
+    tokens, rows = config.tile
+    unit = GROUP * ROWS if config.wgmma else ROWS
+    allowed = [t for t in TOKENS if t >= 8 or not config.wgmma]
+    if tokens not in allowed:
+        return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, allowed))}")
+    if rows < unit or rows % unit:
+        return Reason("config.tile", f"{rows} columns, expected a multiple of {unit}")
+    most = MOST_WARPS[config.wgmma]
+    if config.k_warps < 1 or warps(config) > most:
+        return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {most} in a CTA")
+    for name, values in (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS)):
+        if getattr(config, name) not in values:
+            expected = ", ".join(map(str, values))
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {expected}")
+    if config.ahead and not config.pdl:
+        return Reason("config.ahead", "True, expected False without pdl")
+    reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
+    if reason is not None:
+        return reason
+    needed = smem(config)
+    if needed > target.smem:
+        return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
+    return None
+
+
+def _unbuildable_warp(config: Config) -> Reason | None:
+    assert config.stages is not None
+    turn = DEPTH * config.k_warps * config.stages
+    if config.chunk is None or config.chunk < 1 or config.chunk % turn:
+        return Reason("config.chunk", f"{config.chunk}, expected a multiple of {DEPTH} x k_warps x stages = {turn}")
+    if config.split != 1:
+        return Reason("config.split", f"{config.split}, expected 1 without wgmma")
+    return None
+
+
+def _unbuildable_group(config: Config) -> Reason | None:
+    assert config.buffers is not None
+    if config.chunk is not None:
+        return Reason("config.chunk", f"{config.chunk}, expected None with wgmma: a chunk is a unit of {DEPTH}")
+    if config.buffers % config.k_warps:
+        return Reason("config.buffers", f"{config.buffers}, expected a multiple of k_warps = {config.k_warps}")
+    return None
+
+
+def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
+    """Why a kernel that can be built does not serve `problem`, or None."""
+    tiles = -(-problem.m * problem.batch // config.tile[0])
+    if tiles > MOST_TOKEN_TILES:
+        return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
+    return None
+
+
+def warps(config: Config) -> int:
+    """Those of a CTA that multiply."""
+    return config.tile[1] // ROWS * config.k_warps
+
+
+def smem(config: Config) -> int:
+    """Bytes of shared memory: barriers; for each warp its sums, with wgmma in the place of its weights; activations."""
+    tokens = config.tile[0]
+    assert config.stages is not None
+    assert config.buffers is not None
+    sums, head = round_up(tokens, 8) * SUM_BYTES, HEAD_BYTES[config.wgmma]
+    if config.wgmma:
+        of_warp = round_up(max((config.stages + 1) * UNIT_BYTES, sums), 128)
+        return round_up(head + warps(config) * of_warp, 1024) + config.buffers * tokens * DEPTH * 2
+    assert config.chunk is not None
+    return round_up(head + warps(config) * sums, 128) + config.buffers * tokens * (config.chunk + SKEW) * 2
