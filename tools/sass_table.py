@@ -8,10 +8,15 @@ one CTA and those of 256 by a pair:
 Needs the extra `operators`, and `cuobjdump` and `nvdisasm` of CUDA 13.1 or later on the path (they are on PyPI as
 nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm). A K tile is 256 elements of k, four tensor-core instructions. The loop
 that issues them is the smallest one in the disassembly around them; its instructions are counted, whatever they do.
+
+Of the epilogue the shortest way is counted, through all branches, that a warp can go from one load of tensor memory by
+way of a store to the next, and for each tile by way of a wait. That of a tile inside the result is such a way. A half
+for each column are multiplications by alpha, which NVIDIA's kernel has not (its own operation follows the cast).
 """
 
 from __future__ import annotations
 
+import heapq
 import importlib.metadata
 import re
 import subprocess
@@ -39,6 +44,7 @@ TILES = tuple((rows, columns) for rows in (128, 256) for columns in (64, 128, 19
 # Beside those of the plain tiles: sums that overlap, and all that is for large products together.
 MORE = (
     Config((256, 256), accumulators=2),
+    Config((256, 256), accumulators=2, group=8, store="tma", store_slots=1, release="early"),
     Config(
         (256, 256), accumulators=2, cluster=(4, 2), fallback_cluster=(2, 1), schedule="clc", group=8, pdl=True,
         store="tma", store_slots=1, release="early",
@@ -46,6 +52,9 @@ MORE = (
 )  # fmt: skip
 MMA = "UTCOMMA"
 MMAS_A_K_TILE = 4
+LOAD = re.compile(r"\bLDTM\.x(\d+)")
+STORE = re.compile(r"\b(UTMASTG|STG\S*\.(?:256|128))\b")
+WAIT = "SYNCS.PHASECHK"
 
 
 @dataclass(frozen=True)
@@ -59,15 +68,17 @@ class Row:
     spills: int
     total: int
     loop: float
+    epilogue: float
 
     def __str__(self) -> str:
         numbers = (self.stages, f"{self.smem:,}", self.registers, self.stack, self.local, self.spills, self.total)
-        return f"| {self.kernel} | {' | '.join(map(str, numbers))} | {self.loop:g} |"
+        return f"| {self.kernel} | {' | '.join(map(str, numbers))} | {self.loop:g} | {self.epilogue:g} |"
 
 
 HEADER = """\
-| kernel | stages | dynamic shared memory | registers | stack | local memory | spills | instructions | of MMA a K tile |
-|---|---|---|---|---|---|---|---|---|"""
+| kernel | stages | dynamic shared memory | registers | stack | local memory | spills | instructions \
+| of MMA a K tile | of the epilogue a tile |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def ours(config: Config) -> Row:
@@ -76,7 +87,7 @@ def ours(config: Config) -> Row:
     sizes = geometry(config, target)
     rest = str(config).removeprefix(f"tile {rows}x{columns}").removeprefix(", ")
     name = f"blockscale {rows} x {columns}" + f" ({rest})" * bool(rest)
-    return row(name, sizes.slots, sizes.smem_bytes, parts["cubin"])
+    return row(name, columns, sizes.slots, sizes.smem_bytes, parts["cubin"])
 
 
 def theirs(tile: tuple[int, int]) -> Row:
@@ -93,10 +104,10 @@ def theirs(tile: tuple[int, int]) -> Row:
         function = cute.compile(kernel, *pointers, layouts, size, 148, make_fake_stream(), lambda x: x, options=options)
         cubin = function.__cubin__
     name = f"NVIDIA {tile[0]} x {tile[1]}"
-    return row(name, kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
+    return row(name, tile[1], kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
 
 
-def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
+def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -118,6 +129,7 @@ def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
         spills,
         len(texts),
         len(loop) * MMAS_A_K_TILE / mmas,
+        epilogue(listing, columns),
     )
 
 
@@ -134,6 +146,52 @@ def instructions(sass: str) -> Iterator[tuple[str, str]]:
         elif text := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
             yield " ".join(labels), text[1]
             labels = []
+
+
+def epilogue(listing: list[tuple[str, str]], columns: int) -> float:
+    """Instructions for a tile of so many columns: once around by way of a wait, and the rest of the loads without."""
+    loads = [i for i, (_, text) in enumerate(listing) if LOAD.search(text)]
+    around = [way for i in loads if (way := shortest(listing, i, waits=False))]
+    total, loaded = min(way for i in loads if (way := shortest(listing, i, waits=True)))
+    if loaded < columns:
+        length, step = min(around)
+        total += length * (columns - loaded) / step
+    return total
+
+
+def shortest(listing: list[tuple[str, str]], start: int, waits: bool) -> tuple[int, int] | None:
+    """(instructions, columns loaded) of the shortest way from a load back to it, by a store, and by a wait or none."""
+    after = successors(listing)
+    ways = [(0, 0, start, False, False)]
+    done: set[tuple[int, bool, bool]] = set()
+    while ways:
+        length, columns, at, stored, waited = heapq.heappop(ways)
+        if length and at == start and stored and waited == waits:
+            return length, columns
+        if (at, stored, waited) in done or (length and at == start):
+            continue
+        done.add((at, stored, waited))
+        text = listing[at][1]
+        stored, waited = stored or bool(STORE.search(text)), waited or WAIT in text
+        if load := LOAD.search(text):
+            columns += int(load[1])
+        if waits or not waited:
+            for following in after[at]:
+                heapq.heappush(ways, (length + 1, columns, following, stored, waited))
+    return None
+
+
+def successors(listing: list[tuple[str, str]]) -> list[list[int]]:
+    """Which instructions may come after each."""
+    place = {label: i for i, (labels, _) in enumerate(listing) for label in labels.split()}
+    after = []
+    for i, (_, text) in enumerate(listing):
+        following = [i + 1] if i + 1 < len(listing) and not re.match(r"EXIT|RET", text) else []
+        if branch := re.search(r"\bBRA\b.*\((\.L_x_\d+)\)", text):
+            conditional = re.match(r"@|BRA\.U !?UP\d", text)
+            following = [place[branch[1]], *(following if conditional else [])]
+        after.append(following)
+    return after
 
 
 def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
@@ -159,8 +217,9 @@ def main(path: str) -> None:
 
 Written by `tools/sass_table.py` with {versions}
 and nvdisasm {disassembler}: NVFP4 to bf16, as compiled for sm_100a; tiles of 256 rows
-are those of a pair of CTAs. Nothing here was run on a GPU. The last column counts the instructions of the loop that
-issues the tensor-core instructions, for 256 elements of k.
+are those of a pair of CTAs. Nothing here was run on a GPU. The last columns count the instructions of the loop
+that issues the tensor-core instructions, for 256 elements of k, and those of an epilogue's warp for a tile, of which
+our multiplications by alpha are half as many as the tile has columns.
 
 {HEADER}
 """

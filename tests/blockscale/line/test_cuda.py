@@ -66,7 +66,7 @@ start = time.process_time()
 made = plan.artefact(Problem(1, 256, 64), target_named("b200"), Config(), default_store())
 function = cuda.load(made)
 seconds = time.process_time() - start
-call = lambda: function(*[4096] * 8, 0.5, 1, 256, 64, 256, 1, 1, 1, 1, 0)
+call = lambda: function(*[4096] * 11, 0.5, 1, 256, 64, 256, 1, 1, 1, 1, 0)
 call()
 call()
 number("fail").value = 1
@@ -196,8 +196,8 @@ def test_a_configuration_is_for_the_multiprocessors_that_are_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     part = backends.target_here(torch.device("cuda:0"))
     assert part == replace(B200, sms=72) == cuda.as_it_is(B200, torch.device("cuda:0"))
-    assert "72 multiprocessors" in bs.explain(512, 4096, 7168)
-    assert "148 multiprocessors" in bs.explain(512, 4096, 7168, gpu="b200")
+    assert "for 36 pairs of CTAs" in bs.explain(512, 4096, 7168)
+    assert "for 74 pairs of CTAs" in bs.explain(512, 4096, 7168, gpu="b200")
 
 
 class Runtime:

@@ -30,16 +30,24 @@ def test_the_record(tile):
     ours, theirs = table()["blockscale", tile, ""], table()["NVIDIA", tile, ""]
     assert ours[:2] == [Geometry(tile).slots, Geometry(tile).smem_bytes]
     assert ours[0] >= theirs[0]
-    assert ours[-1] <= theirs[-1]
+    assert ours[-2] <= theirs[-2]
 
 
 def test_no_configuration_spills_or_needs_more_than_nvidias():
     rows = table()
     assert len(rows) > 2 * len(TILES)
-    for (who, tile, _), (stages, _, _, stack, local, spills, _, loop) in rows.items():
+    for (who, tile, _), (stages, _, _, stack, local, spills, _, loop, _) in rows.items():
         theirs = rows["NVIDIA", tile, ""]
         assert (stack, local, spills) == (0, 0, 0)
-        assert who == "NVIDIA" or (stages >= theirs[0] and loop <= theirs[-1])
+        assert who == "NVIDIA" or (stages >= theirs[0] and loop <= theirs[-2])
+
+
+def test_the_epilogue_of_a_pair_needs_no_more_than_nvidias_but_for_alpha():
+    """NVIDIA's is of the static schedule."""
+    rows = table()
+    for (_, tile, fields), numbers in rows.items():
+        if tile == (256, 256) and "clc" not in fields:
+            assert numbers[-1] - tile[1] // 2 <= rows["NVIDIA", tile, ""][-1]
 
 
 @pytest.mark.skipif(not (shutil.which("nvdisasm") and shutil.which("cuobjdump")), reason="no CUDA disassembler here")

@@ -48,6 +48,7 @@ ALLOWED: dict[str, Sequence[Any]] = {
 }
 # Tile indices are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
 MOST_CTAS = 2**16 - 1
+MOST_READ_GELU = 64
 MOST_TILES = 2**31 - 2**16
 RANGES = {
     "group": range(1, 2**10 + 1),
@@ -125,6 +126,8 @@ def _cluster(config: Config) -> Iterator[Reason]:
 
 
 def _epilogue(problem: Problem, config: Config) -> Iterator[Reason]:
+    if problem.activation == "gelu" and config.read > MOST_READ_GELU:
+        yield Reason("config.read", f"{config.read}, at most {MOST_READ_GELU} beside gelu, which takes the registers")
     if config.store != "direct":
         if config.swap:
             yield Reason("config.swap", f"True, expected False beside store {config.store!r}")

@@ -19,7 +19,7 @@ def gelu(x: Float32) -> Float32:
     Infinity times 0 would be NaN, hence the bound: P(-20) is 0 in fp32.
     """
     size = cute.arch.fmin(cute.math.abs(x), 20.0)
-    tail = 0.5 * cute.math.erfc(size * math.sqrt(0.5))
+    tail = 0.5 - 0.5 * cute.math.erf(size * math.sqrt(0.5))
     return relu(x) - size * tail
 
 

@@ -203,6 +203,3 @@ class Geometry:
     def tmem_allocation(self) -> int:
         """The power of two, 32 or more, that is allocated."""
         return max(32, 1 << (self.tmem_columns - 1).bit_length())
-
-
-TILE_M, WIDTHS = CTA_ROWS, widths(CTA_ROWS)  # until constraints.py takes the names above
