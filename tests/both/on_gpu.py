@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from programs import tensor_maps
 from programs.program import Arrays, Launch, Map, Program
 
 GUARD = 1024  # bytes on both sides of an array
@@ -211,3 +213,17 @@ def encode_tiled(tensor: Map, address: int) -> bytes:
         int(tensor.nan_fill),
     )
     return ctypes.string_at(at, 64)
+
+
+def tensor_map_bytes() -> dict[str, str]:
+    """By number: the bytes of each map of tensor_maps.py, as the driver encodes it."""
+    return {str(i): encode_tiled(m, tensor_maps.ADDRESS).hex() for i, m in enumerate(tensor_maps.maps())}
+
+
+def driver_version() -> str:
+    """The driver's own version; "unknown" where there is no nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
@@ -40,6 +42,35 @@ def test_result(case: Warpgroups, problem: Problem, schedule: str, seed: int) ->
 def test_every_kernel(case: Warpgroups) -> None:
     problem = WIDE if case.tile[1] == 256 else SMALL
     run(case, problem, ptxemu.Device("sm_90a", schedule="random", seed=4))
+
+
+DAMAGED = [
+    ("wgmma.fence.sync.aligned;", "", "missing wgmma.fence"),
+    ("wgmma.wait_group.sync.aligned \t1;", "wgmma.wait_group.sync.aligned 2;", "race"),
+    ("wgmma.wait_group.sync.aligned \t0;", "", "register of a wgmma in flight"),
+    ("wgmma.commit_group.sync.aligned;", "", "register of a wgmma in flight"),
+    ("fence.proxy.async.shared::cta;", "", "missing fence.proxy.async"),
+    ("fence.mbarrier_init.release.cluster;", "", "mbarrier.init not visible"),
+    ("cp.async.bulk.wait_group.read \t3;", "", "bulk store source reused"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "kind"), DAMAGED, ids=[before for before, _, _ in DAMAGED])
+def test_a_damaged_kernel_is_found(before: str, after: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its fences or waits is left out; k is long enough for every stage to be filled twice."""
+    case, problem = Warpgroups(clusters=1), Problem(128, 192, 1280)
+    operands = case.operands(problem, seed=1)
+    device = ptxemu.Device("sm_90a", on_finding="collect")
+    launch = device.launch
+
+    def damaged(ptx: str, **options: Any) -> ptxemu.Report:
+        assert before in ptx
+        return launch(ptx.replace(before, after), **options)
+
+    monkeypatch.setattr(device, "launch", damaged)
+    with installed(device, operands.memory) as emulator:
+        case.call(compiled(case), problem, operands)
+    assert kind in {finding.kind for finding in emulator.reports[0].findings}
 
 
 @pytest.mark.prove

@@ -63,7 +63,7 @@ def to_integer(a: Value, *, irnd: str, dtype: str, atype: str) -> Value:
     inside = np.isfinite(values) & (values >= low) & (values < float(high + 1))
     result = np.where(inside, values, 0).astype(word)
     result = np.where(values >= float(high + 1), word(high), result)
-    if atype == "f64" or bits_of(dtype) == 64:  # errata.NAN_TO_INTEGER
+    if atype == "f64" or bits_of(dtype) == 64:
         result = np.where(np.isnan(values), np.uint64(1 << bits_of(dtype) - 1).astype(word), result)
     return np.where(values < low, word(low), result)
 
@@ -156,7 +156,7 @@ def _nan_code(a: Value, dtype: str, atype: str, rnd: str | None, ftz: bool) -> V
         return a.astype(np.uint32) << np.uint32(16)
     if dtype == "tf32":
         return a.view(np.uint32) & np.uint32(0xFFFFE000) if rnd == "rna" else None
-    if "f64" not in (dtype, atype) or "bf16" == atype:
+    if "f64" not in (dtype, atype) or atype == "bf16":
         return None
     if ftz:
         return np.full(a.shape, 0x7FFFFFFFE0000000, np.uint64)

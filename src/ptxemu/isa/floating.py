@@ -362,12 +362,13 @@ def _divide(a: Value, b: Value, rnd: str | None) -> Value:
 
 @lanes("div.rnd{.ftz}.f32 d, a, b", "f32", rnd=RND)
 @lanes("div.rnd.f64 d, a, b", "f64", rnd="rn")
-@lanes("div.approx{.ftz}.f32 d, a, b", "f32")
-@lanes("div.full{.ftz}.f32 d, a, b", "f32")
-def div(a: Value, b: Value, *, rnd: str | None = None, ftz: bool = False) -> Value:
-    """PTX 'Floating Point Instructions: div'."""
+@lanes("div.mode{.ftz}.f32 d, a, b", "f32", mode="approx full")
+def div(a: Value, b: Value, *, rnd: str | None = None, ftz: bool = False, mode: str | None = None) -> Value:
+    """PTX 'Floating Point Instructions: div'.  .approx gives 0 where b is beyond 2^126."""
     a, b = _flush(a, ftz), _flush(b, ftz)
     result = _divide(a, b, rnd)
+    if mode == "approx":
+        result = np.where((np.abs(b) > 2.0**126) & np.isfinite(b), a * np.copysign(a.dtype.type(0), b), result)
     if ftz and rnd is not None:
         result = _flush_tiny(result, a.astype(np.float64) / b.astype(np.float64), rnd)
     return _finish(result, ftz)
@@ -376,10 +377,27 @@ def div(a: Value, b: Value, *, rnd: str | None = None, ftz: bool = False) -> Val
 @lanes("rcp.rnd{.ftz}.f32 d, a", "f32", rnd=RND)
 @lanes("rcp.rnd.f64 d, a", "f64", rnd="rn")
 @lanes("rcp.approx{.ftz}.f32 d, a", "f32")
-@lanes("rcp.approx.ftz.f64 d, a", "f64")
 def rcp(a: Value, *, rnd: str | None = None, ftz: bool = False) -> Value:
     """PTX 'Floating Point Instructions: rcp'.  1 / a."""
     return _finish(_divide(np.ones_like(a), _flush(a, ftz), rnd), ftz)
+
+
+def _coarse(result: Value) -> Value:
+    """f64 results of which only the upper 32 bits are computed."""
+    upper = result.view(np.uint64) & np.uint64(0xFFFFFFFF << 32)
+    return np.where(np.isnan(result), np.uint64(0x7FFFFFFF << 32), upper).view(np.float64)
+
+
+@lanes("rcp.approx.ftz.f64 d, a", "f64")
+def rcp_coarse(a: Value) -> Value:
+    """PTX 'Floating Point Instructions: rcp'.  1 / a of the upper half of a, to the upper half of d."""
+    return _flush(_coarse(1 / _flush(a, True)), True)
+
+
+@lanes("rsqrt.approx.ftz.f64 d, a", "f64")
+def rsqrt_coarse(a: Value) -> Value:
+    """PTX 'Floating Point Instructions: rsqrt'.  1 / sqrt(a), to the upper half of d."""
+    return _coarse(1 / np.sqrt(_flush(a, True)))
 
 
 @lanes("sqrt.rnd{.ftz}.f32 d, a", "f32", rnd=RND)
@@ -399,8 +417,9 @@ def _through_double(function: Callable[[Any], Any], a: Value, ftz: bool) -> Valu
     return _finish(function(a.astype(np.float64)).astype(a.dtype), ftz)
 
 
-@lanes("rsqrt.approx{.ftz}.type d, a", type="f32 f64")
-def rsqrt(a: Value, *, ftz: bool) -> Value:
+@lanes("rsqrt.approx{.ftz}.f32 d, a", "f32")
+@lanes("rsqrt.approx.f64 d, a", "f64")
+def rsqrt(a: Value, *, ftz: bool = False) -> Value:
     """PTX 'Floating Point Instructions: rsqrt'.  1 / sqrt(a)."""
     return _through_double(lambda x: 1 / np.sqrt(x), a, ftz)
 
@@ -432,7 +451,12 @@ def ex2(a: Value, *, ftz: bool) -> Value:
 @lanes("ex2.approx.ftz.type d, a", type="bf16 bf16x2")
 def ex2_bf16(a: Value) -> Value:
     """PTX 'Half Precision Floating Point Instructions: ex2'.  2 to the a."""
-    return _to_bf16(np.exp2(_bf16(a)), a)
+    return _to_bf16(_flush_f32(np.exp2(_bf16(a))), a)
+
+
+def _flush_f32(a: Value) -> Value:
+    """Doubles below the smallest normal f32 as zeros."""
+    return np.where(np.abs(a) < np.finfo(np.float32).tiny, np.copysign(0.0, a), a)
 
 
 @lanes("tanh.approx.type d, a", type="f32 f16 f16x2")

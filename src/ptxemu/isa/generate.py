@@ -357,10 +357,10 @@ class _Generator:
             stacks.append(f"({', '.join(each)},)")
         results = []
         for found in group:
-            registers = [
-                f"r{self.numbers[r.name]}" if isinstance(r, Register) else "_" for r in _items(found.results[0])
-            ]
-            results.append(f"[{', '.join(registers)}]")
+            items = found.results[0].items if isinstance(found.results[0], Vector) else ()
+            results.append(
+                f"[{', '.join(f'r{self.numbers[r.name]}' if isinstance(r, Register) else '_' for r in items)}]"
+            )
         self.emit(f"    {', '.join(results)}, = {name}(w, {', '.join(stacks)})")
 
     def copy(self, found: Decoded) -> None:
@@ -460,11 +460,6 @@ class _Generator:
         self.emit_all(self.flight.after([found]))
         self.flush(p)
         self.emit(f"    return B{p.index + 1}")
-
-
-def _items(operand: Operand | None) -> tuple[Operand, ...]:
-    """The elements of a vector."""
-    return operand.items if isinstance(operand, Vector) else ()
 
 
 def _block(p: Plan) -> Block:

@@ -199,7 +199,7 @@ _brev = lifted(lambda a, bits: int(f"{a:0{bits}b}"[::-1], 2))
 
 
 def _field(operand: int, bits: int) -> int:
-    """A position or length: its low byte, or for 64 bits at most 255 (errata.WIDE_BIT_FIELD)."""
+    """A position or length: its low byte, or for 64 bits at most 255 (see errata)."""
     return operand & 0xFF if bits == 32 else min(operand, 0xFF)
 
 

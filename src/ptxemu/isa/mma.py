@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -132,8 +132,8 @@ def scaled(
     _, kind_a, kind_b, _ = types.split(".")
     _count(w, kind.removeprefix("kind::"), shape, len(a))
     count = int(size[-2]) if size else 1 if kind == "kind::mxf8f6f4" else 2
-    left = ar.decode_scales(fr.scales(sa, 16, *_selected("a", ia, count, 2), count), stype == "ue8m0")
-    right = ar.decode_scales(fr.scales(sb, 8, *_selected("b", ib, count, 4), count), stype == "ue8m0")
+    left = ar.decode_scales(_scales("a", sa, ia, count), stype == "ue8m0")
+    right = ar.decode_scales(_scales("b", sb, ib, count), stype == "ue8m0")
     rows, columns = fr.a_rows(a), fr.b_columns(b)
     if kind == "kind::mxf8f6f4":
         return _accumulate(_decode(kind_a, rows).scaled(left), _decode(kind_b, columns).scaled(right), c, "f32")
@@ -144,27 +144,39 @@ def scaled(
 
 ORDERS = ("shape.row.col.kind.block_scale{}.types.stype", "kind.block_scale{}.shape.row.col.types.stype")
 OPERANDS = ("sa, <ia>, sb, <ib>", "<sa>, <ia>, <sb>, <ib>")  # compilers put the scales in braces
-for (_kind, _scales, _optional, _types, _stypes), _order, _operands in itertools.product(SCALED, ORDERS, OPERANDS):
+for (_kind, _vector, _optional, _types, _stypes), _order, _operands in itertools.product(SCALED, ORDERS, OPERANDS):
     matrix(
         f"mma.sync.aligned.{_order.replace('{}', '{.size}' if _optional else '.size')} <d>, <a>, <b>, <c>, {_operands}",
         dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32") | {"ia": "u16", "ib": "u16"},
         _lengths,
-        shape="m16n8k32" if _scales == 1 else "m16n8k64",
+        shape="m16n8k32" if _vector == 1 else "m16n8k64",
         kind=_kind,
-        size=f"scale_vec::{_scales}X",
+        size=f"scale_vec::{_vector}X",
         types=_types,
         stype=_stypes,
     )(scaled)
 
 
-def _selected(which: str, ids: Words, count: int, threads: int) -> tuple[Any, Any]:
-    """The thread-ids and byte-ids (instructions,) of {byte-id, thread-id}, checked."""
-    byte, thread = ids[:, 0, 0], ids[:, 1, 0]
-    for name, found, allowed in (("byte", byte, range(0, 4, count)), ("thread", thread, range(threads))):
-        if not np.isin(found, allowed).all() or (ids != ids[..., :1]).any():
-            given = sorted(set(ids[:, ("byte", "thread").index(name)].ravel().tolist()))
-            raise Error(f"mma.sync: {name}-id-{which} is {given}, allowed is one of {list(allowed)} for all lanes")
-    return thread, byte
+def _scales(which: str, words: Words, ids: Words, count: int) -> npt.NDArray[np.uint8]:
+    """The scale codes of A or B, (instructions, rows, count), of the words (instructions, 1, 32) that hold them."""
+    return np.ascontiguousarray(words).view(np.uint8).reshape(-1)[_places(which, ids.tobytes(), count)]
+
+
+@lru_cache(maxsize=256)
+def _places(which: str, ids: bytes, count: int) -> npt.NDArray[np.int64]:
+    """Where the codes are among the words' bytes; ids: {byte-id, thread-id} of each instruction, (n, 2, 32) uint32.
+
+    Raises Error where a selector means nothing or differs between lanes.
+    """
+    each = np.frombuffer(ids, np.uint32).reshape(-1, 2, 32).astype(np.int64)
+    allowed = {"byte": range(0, 4, count), "thread": range(2 if which == "a" else 4)}
+    for place, (name, numbers) in enumerate(allowed.items()):
+        found = np.unique(each[:, place])
+        if not set(found.tolist()) <= set(numbers) or (each != each[..., :1]).any():
+            raise Error(
+                f"mma.sync: {name}-id-{which} is {found.tolist()}, allowed is one of {list(numbers)} for all lanes"
+            )
+    return fr.scale_places(16 if which == "a" else 8, each[:, 1, 0], each[:, 0, 0], count)
 
 
 BYTES, NIBBLES = _pairs(("s32",), ("u8", "s8")), _pairs(("s32",), ("u4", "s4"))

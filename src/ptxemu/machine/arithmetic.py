@@ -428,4 +428,4 @@ def _special_results(a: Operand, b: Operand, c: F32 | None) -> F32:
 
 def _round_f16(values: F64) -> F32:
     with np.errstate(over="ignore"):
-        return values.astype(np.float16).astype(np.float32) + np.float32(0)  # no zero is negative
+        return np.asarray(values.astype(np.float16).astype(np.float32) + np.float32(0))  # no zero is negative

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["a_rows", "b_columns", "c_registers", "c_values", "scales"]
+__all__ = ["a_rows", "b_columns", "c_registers", "c_values", "scale_places"]
 
 Words = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
 _GROUP, _QUAD = 8, 4  # lane = _QUAD * g + t
 
 
@@ -51,15 +51,13 @@ def c_registers(values: npt.NDArray[Any]) -> Words:
     return np.ascontiguousarray(words.transpose(0, 1, 4, 2, 3)).reshape(count, -1, _GROUP * _QUAD)
 
 
-def scales(registers: Words, rows: int, thread: npt.NDArray[Any], byte: npt.NDArray[Any], count: int) -> Bytes:
-    """Scale codes (instructions, rows, count) of A (16 rows) or B (8).
+def scale_places(rows: int, thread: Index, byte: Index, count: int) -> Index:
+    """Where scale codes lie among the bytes of words (instructions, 32): (instructions, rows, count).
 
-    registers: (instructions, 1, 32).  thread, byte: (instructions,), the selectors: which threads of a quad hold the
-    scales, two neighbours for A or one for B, and the first of the `count` bytes.
+    rows: 16 of A or 8 of B.  thread, byte: (instructions,), the selectors: which threads of a quad hold the scales, two
+    neighbours for A or one for B, and the first of the `count` bytes.
     """
     row = np.arange(rows)
-    first = thread[:, None] * (rows // _GROUP)
-    lane = row % _GROUP * _QUAD + row // _GROUP + first
-    words = np.take_along_axis(registers[:, 0], lane, axis=1)
-    codes = np.ascontiguousarray(words)[..., None].view(np.uint8)
-    return np.take_along_axis(codes, byte[:, None, None] + np.arange(count), axis=2)
+    lane = row % _GROUP * _QUAD + row // _GROUP + thread[:, None] * (rows // _GROUP)
+    word = np.arange(len(thread))[:, None] * _GROUP * _QUAD + lane
+    return np.asarray(word[..., None] * 4 + byte[:, None, None] + np.arange(count))

@@ -19,6 +19,13 @@ from programs import (
 )
 from programs.program import Program
 
+
+def singles() -> Iterator[Program]:
+    """All f32 conversions: 2^24 samples, of which a family would be too large."""
+    for part in range(convert.PARTS):
+        yield from convert.singles(part)
+
+
 # Every program of a family; programs of the first two are lane-wise (Program.group).
 FAMILIES: dict[str, Callable[[], Iterator[Program]]] = {
     "convert": convert.programs,

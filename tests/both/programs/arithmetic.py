@@ -32,8 +32,13 @@ def singles() -> Iterator[Program]:
     yield _floats("div f32", "d, a, b", "f32", *(f"div.{r}{m}.f32" for r in ROUNDINGS for m in ("", ".ftz")))
     roots = [f"{op}.{r}{m}.f32" for op in ("rcp", "sqrt") for r in ROUNDINGS for m in ("", ".ftz")]
     yield _floats("rcp and sqrt f32", "d, a", "f32", *roots)
-    extremes = [f"{op}{f}{n}{x}.f32" for op in ("min", "max") for f in ("", ".ftz") for n in ("", ".NaN")
-                for x in ("", ".xorsign.abs")]
+    extremes = [
+        f"{op}{f}{n}{x}.f32"
+        for op in ("min", "max")
+        for f in ("", ".ftz")
+        for n in ("", ".NaN")
+        for x in ("", ".xorsign.abs")
+    ]
     yield _floats("min and max f32", "d, a, b", "f32", *extremes)
     yield _floats("signs f32", "d, a", "f32", "abs.f32", "abs.ftz.f32", "neg.f32", "neg.ftz.f32")
     yield _floats("copysign f32", "d, a, b", "f32", "copysign.f32")
@@ -50,8 +55,13 @@ def halves() -> Iterator[Program]:
     for kind, flags in (("f16", ("", ".ftz", ".sat", ".ftz.sat")), ("bf16", ("",))):
         pairs = [f"{op}{r}{m}.{kind}" for op in ("add", "sub", "mul") for r in ("", ".rn") for m in flags]
         ftz = ("", ".ftz") if kind == "f16" else ("",)
-        pairs += [f"{op}{f}{n}{x}.{kind}" for op in ("min", "max") for f in ftz for n in ("", ".NaN")
-                  for x in ("", ".xorsign.abs")]
+        pairs += [
+            f"{op}{f}{n}{x}.{kind}"
+            for op in ("min", "max")
+            for f in ftz
+            for n in ("", ".NaN")
+            for x in ("", ".xorsign.abs")
+        ]
         yield _floats(f"pairs {kind}", "d, a, b", kind, *pairs)
         fused = [f"fma.rn{m}.{kind}" for m in (*flags, ".relu")]
         yield _floats(f"fma {kind}", "d, a, b, c", kind, *fused)
@@ -69,7 +79,7 @@ def _packed(kind: str, count: int) -> list[Array]:
 
 
 def comparisons() -> Iterator[Program]:
-    names = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan".split()
+    names = ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
     for kind in KINDS:
         ftz = ("", ".ftz") if kind in ("f32", "f16") else ("",)
         forms = [f"setp.{c}{f}.{kind}" for c in names for f in ftz]
@@ -112,7 +122,9 @@ def divisions() -> Iterator[Program]:
     """The divisor is never 0, which the manual leaves open."""
     for bits in (16, 32, 64):
         forms = _forms("d, a, b", *(f"{op}.{s}{bits}" for op in ("div", "rem") for s in "us"))
-        yield program(f"div and rem of {bits} bits", Group(forms, bits, (bits, bits)), lambda bits=bits: _divisors(bits))
+        yield program(
+            f"div and rem of {bits} bits", Group(forms, bits, (bits, bits)), lambda bits=bits: _divisors(bits)
+        )
 
 
 def _divisors(bits: int) -> list[Array]:
@@ -132,7 +144,9 @@ def bit_fields() -> Iterator[Program]:
             f"bfi of {bits} bits", Group(inserts, bits, (bits, bits, 32)),
             lambda bits=bits: integer_operands((bits, bits, 32), SIZE, 7),
         )  # fmt: skip
-    masks = [f"{op}.{m}.{t}" for m in ("clamp", "wrap") for op, t in (("bmsk", "b32"), ("szext", "u32"), ("szext", "s32"))]
+    masks = [
+        f"{op}.{m}.{t}" for m in ("clamp", "wrap") for op, t in (("bmsk", "b32"), ("szext", "u32"), ("szext", "s32"))
+    ]
     yield _integers("bmsk and szext", "d, a, b", 32, (32, 32), *masks)
     shifts = [f"shf.{w}.{m}.b32" for w in "lr" for m in ("clamp", "wrap")]
     dots = [f"dp4a.{x}32.{y}32" for x in "us" for y in "us"]

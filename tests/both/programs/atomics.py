@@ -1,10 +1,11 @@
-"""PTX 'atom' and 'red' in global and shared memory: old values where every lane has its own word, sums where all share."""
+"""PTX 'atom' and 'red' in global and shared memory: old values of words of a thread's own, sums of shared words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.builder import Kernel
 from programs.lanewise import WORD, float_operands, integer_operands
 from programs.program import Arrays, Program
@@ -23,7 +24,9 @@ def _kernel() -> Kernel:
     """d0: the thread's first operand; d1: its word, 8 bytes apart; r100: its word in shared memory."""
     kernel = Kernel(THREADS, 1, f".shared .align 8 .b8 room[{8 * THREADS * ROUNDS}];", PARAMETERS)
     kernel("ld.param.u64 d0, [p_in]; ld.param.u64 d1, [p_data];")
-    return kernel("mad.wide.u32 d0, tid, 8, d0; mad.wide.u32 d1, tid, 8, d1; mov.u32 r100, room; mad.lo.u32 r100, tid, 8, r100;")
+    return kernel(
+        "mad.wide.u32 d0, tid, 8, d0; mad.wide.u32 d1, tid, 8, d1; mov.u32 r100, room; mad.lo.u32 r100, tid, 8, r100;"
+    )
 
 
 def each(operation: str) -> Program:
@@ -35,8 +38,12 @@ def each(operation: str) -> Program:
     stride = 8 * THREADS
     kernel = _kernel()
     for i in range(ROUNDS):
-        kernel(f"ld.global.b{bits} {value}, [d0 + {stride * i}]; ld.global.b{bits} {swap}, [d0 + {stride * (i + ROUNDS)}];")
-        kernel(f"ld.global.b{bits} {register}, [d1 + {stride * i}]; st.shared.b{bits} [r100 + {stride * i}], {register};")
+        kernel(
+            f"ld.global.b{bits} {value}, [d0 + {stride * i}]; ld.global.b{bits} {swap}, [d0 + {stride * (i + ROUNDS)}];"
+        )
+        kernel(
+            f"ld.global.b{bits} {register}, [d1 + {stride * i}]; st.shared.b{bits} [r100 + {stride * i}], {register};"
+        )
         if operation.startswith("cas") and i % 2:
             kernel(f"mov.b{bits} {value}, {register};")
         kernel(f"atom.global.{operation} {register}, [d1 + {stride * i}], {operands};").put(register, bits)
@@ -68,19 +75,33 @@ def together() -> Iterator[Program]:
     kernel = Kernel(THREADS, 4, ".shared .align 8 .b32 room[16];", PARAMETERS)
     kernel("ld.param.u64 d1, [p_data]; mov.u32 r100, room; and.b32 r101, tid, 7; mad.lo.u32 r102, r101, 4, r100;")
     kernel("setp.lt.u32 p1, tid, 16; mov.u32 r103, 0; mad.lo.u32 r104, tid, 4, r100;")
-    kernel("@p1 st.shared.b32 [r104], r103;", "bar.sync 0;", "mad.wide.u32 d2, r101, 4, d1; mad.lo.u32 r105, thread, 2654435761, 99;")
+    kernel(
+        "@p1 st.shared.b32 [r104], r103;",
+        "bar.sync 0;",
+        "mad.wide.u32 d2, r101, 4, d1; mad.lo.u32 r105, thread, 2654435761, 99;",
+    )
     for i, operation in enumerate(("add.u32", "max.u32", "min.s32", "xor.b32", "or.b32", "and.b32")):
         kernel(f"red.global.{operation} [d2 + {64 * i}], r105;")
-    kernel("red.shared.add.u32 [r102], r105; red.shared.max.s32 [r102 + 32], r105; bar.sync 0; ld.shared.b32 r106, [r102];").put("r106")
+    kernel(
+        "red.shared.add.u32 [r102], r105; red.shared.max.s32 [r102 + 32], r105; bar.sync 0; ld.shared.b32 r106, [r102];"
+    ).put("r106")
     kernel("ld.shared.b32 r106, [r102 + 32];").put("r106")
-    kernel("cvt.rn.f32.u32 r107, thread; red.global.add.f32 [d2 + 512], r107; cvt.u64.u32 d3, r105; mad.wide.u32 d4, r101, 8, d1;")
+    kernel(
+        "cvt.rn.f32.u32 r107, thread; red.global.add.f32 [d2 + 512], r107;",
+        "cvt.u64.u32 d3, r105; mad.wide.u32 d4, r101, 8, d1;",
+    )
     kernel("red.global.add.u64 [d4 + 640], d3;")
     yield kernel.program("many threads on a word", lambda: {"data": np.zeros(1024, np.uint8)}, ("data", "data"))
     kernel = Kernel(32, 1, "", PARAMETERS)("ld.param.u64 d1, [p_data]; mad.wide.u32 d1, tid, 16, d1;")
-    kernel("cvt.rn.f32.u32 r110, tid; mul.rn.f32 r111, r110, 0f3F9D70A4; add.rn.f32 r112, r111, r110; mov.b32 r113, 0x80000001;")
+    kernel(
+        "cvt.rn.f32.u32 r110, tid; mul.rn.f32 r111, r110, 0f3F9D70A4;",
+        "add.rn.f32 r112, r111, r110; mov.b32 r113, 0x80000001;",
+    )
     kernel("red.global.add.v2.f32 [d1], {r110, r111};", "red.global.add.v4.f32 [d1 + 512], {r111, r112, r113, r110};")
     kernel("red.global.add.noftz.v4.f16x2 [d1 + 1024], {r111, r112, r113, r110};")
-    yield kernel.program("vectors", lambda: {"data": np.tile(np.arange(1, 257, dtype=np.float32), 2).view(np.uint8)}, ("data", "data"))
+    yield kernel.program(
+        "vectors", lambda: {"data": np.tile(np.arange(1, 257, dtype=np.float32), 2).view(np.uint8)}, ("data", "data")
+    )
 
 
 def programs() -> Iterator[Program]:

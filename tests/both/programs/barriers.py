@@ -55,12 +55,12 @@ def phases() -> Iterator[Program]:
     yield _one("mbarrier no complete", 3, no_complete, no_complete, ARRIVE, no_complete, ARRIVE, ARRIVE)
     yield _one("mbarrier bytes", 1, _expect(64), ARRIVE, _complete(32), _complete(32), ARRIVE)
     yield _one("mbarrier bytes before arrivals", 2, _complete(16), ARRIVE, ARRIVE, _expect(16), ARRIVE, ARRIVE)
-    yield _one("mbarrier arrive and expect", 1, arrive_expect.format(48), _complete(48), arrive_expect.format(0), ARRIVE)
-    yield _one("mbarrier many bytes", 1, _expect((1 << 20) - 1), ARRIVE, _complete((1 << 20) - 2), _complete(1))
     yield _one(
-        "mbarrier again", 2, ARRIVE, ARRIVE, "mbarrier.inval.shared::cta.b64 [bar];\nmbarrier.init.shared::cta.b64 [bar], 1;",
-        ARRIVE,
-    )  # fmt: skip
+        "mbarrier arrive and expect", 1, arrive_expect.format(48), _complete(48), arrive_expect.format(0), ARRIVE
+    )
+    yield _one("mbarrier many bytes", 1, _expect((1 << 20) - 1), ARRIVE, _complete((1 << 20) - 2), _complete(1))
+    again = "mbarrier.inval.shared::cta.b64 [bar];\nmbarrier.init.shared::cta.b64 [bar], 1;"
+    yield _one("mbarrier again", 2, ARRIVE, ARRIVE, again, ARRIVE)
     yield _one("mbarrier of one", 1, *[ARRIVE] * 5)
     yield _one("mbarrier most arrivals", (1 << 20) - 1, _arrive((1 << 20) - 2), ARRIVE, ARRIVE)
     kernel = Kernel(64, 1, BAR)("@leader mbarrier.init.shared::cta.b64 [bar], 64;", "bar.sync 0;")
@@ -77,14 +77,25 @@ def named() -> Iterator[Program]:
     declarations = ".shared .align 4 .b32 words[256];"
     kernel = Kernel(128, 1, declarations)("mov.u32 r100, words; mad.lo.u32 r100, tid, 4, r100;")
     kernel("mul.lo.u32 r101, tid, 3; st.shared.b32 [r100], r101;", "bar.sync 0;")
-    kernel("xor.b32 r102, tid, 96; mov.u32 r103, words; mad.lo.u32 r103, r102, 4, r103; ld.shared.b32 r104, [r103];").put("r104")
+    kernel(
+        "xor.b32 r102, tid, 96; mov.u32 r103, words; mad.lo.u32 r103, r102, 4, r103; ld.shared.b32 r104, [r103];"
+    ).put("r104")
     kernel("shr.u32 r105, tid, 6; add.u32 r105, r105, 3; setp.lt.u32 p1, tid, 64;")
     kernel("bar.sync 1; st.shared.b32 [r100], r105; bar.sync r105, 64;")
-    kernel("xor.b32 r102, tid, 32; mov.u32 r103, words; mad.lo.u32 r103, r102, 4, r103; ld.shared.b32 r104, [r103];").put("r104")
+    kernel(
+        "xor.b32 r102, tid, 32; mov.u32 r103, words; mad.lo.u32 r103, r102, 4, r103; ld.shared.b32 r104, [r103];"
+    ).put("r104")
     kernel("bar.sync 0;")
     yield kernel.program("named barriers")
-    kernel = Kernel(128, 1, declarations)("mov.u32 r100, words; mad.lo.u32 r100, tid, 4, r100; setp.lt.u32 p1, tid, 64;")
-    kernel("@!p1 bra CONSUME;", "mad.lo.u32 r101, tid, 7, 1; st.shared.b32 [r100], r101;", "bar.arrive 5, 128;", "bra DONE;")
+    kernel = Kernel(128, 1, declarations)(
+        "mov.u32 r100, words; mad.lo.u32 r100, tid, 4, r100; setp.lt.u32 p1, tid, 64;"
+    )
+    kernel(
+        "@!p1 bra CONSUME;",
+        "mad.lo.u32 r101, tid, 7, 1; st.shared.b32 [r100], r101;",
+        "bar.arrive 5, 128;",
+        "bra DONE;",
+    )
     kernel("CONSUME:", "bar.sync 5, 128;", "ld.shared.b32 r102, [r100 + -256];").put("r102")
     kernel("DONE:", "barrier.sync 0;")
     yield kernel.program("producer and consumer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
 from programs.program import HEADER, Arrays, Launch, Program
 
 REGISTERS = """
@@ -34,7 +35,9 @@ class Kernel:
     declarations: shared variables.  parameters: beyond the first.
     """
 
-    def __init__(self, threads: int = 32, ctas: int = 1, declarations: str = "", parameters: Sequence[str] = ()) -> None:
+    def __init__(
+        self, threads: int = 32, ctas: int = 1, declarations: str = "", parameters: Sequence[str] = ()
+    ) -> None:
         self.threads, self.ctas = threads, ctas
         self.declarations, self.parameters = declarations, parameters
         self.lines: list[str] = []
@@ -58,7 +61,8 @@ class Kernel:
         parameters = ", ".join([".param .u64 p_out", *self.parameters])
         body = "\n    ".join(self.lines)
         start = START.format(threads=self.threads)
-        return f"{HEADER}.visible .entry k({parameters})\n{{{self.declarations}{REGISTERS}{start}    {body}\n    ret;\n}}\n"
+        inside = f"{self.declarations}{REGISTERS}{start}    {body}\n    ret;\n"
+        return f"{HEADER}.visible .entry k({parameters})\n{{{inside}}}\n"
 
     def out(self) -> Arrays:
         return {"out": np.full((max(1, self.slots), self.threads * self.ctas), 0xEEEEEEEE, np.uint64)}
@@ -95,13 +99,17 @@ def wait(barrier: str, label: str, parity: int = 0, tries: int = 2000) -> str:
 def fill(base: str, size: int, threads: int, source: str | None = None, label: str = "FILL") -> str:
     """Shared memory at `base` from global memory at the register `source`, or with 0xCC, by all threads."""
     get = f"add.u64 d62, {source}, d61; ld.global.b32 r190, [d62];" if source else "mov.b32 r190, 0xCCCCCCCC;"
-    return _each_word(label, size, threads, f"{get} mov.u32 r191, {base}; add.u32 r191, r191, r192; st.shared.b32 [r191], r190;")
+    return _each_word(
+        label, size, threads, f"{get} mov.u32 r191, {base}; add.u32 r191, r191, r192; st.shared.b32 [r191], r190;"
+    )
 
 
 def dump(base: str, size: int, threads: int, target: str, label: str = "DUMP") -> str:
     """Shared memory at `base` to global memory at the register `target`, by all threads."""
-    put = "add.u64 d62, {}, d61; st.global.b32 [d62], r190;".format(target)
-    return _each_word(label, size, threads, f"mov.u32 r191, {base}; add.u32 r191, r191, r192; ld.shared.b32 r190, [r191]; {put}")
+    put = f"add.u64 d62, {target}, d61; st.global.b32 [d62], r190;"
+    return _each_word(
+        label, size, threads, f"mov.u32 r191, {base}; add.u32 r191, r191, r192; ld.shared.b32 r190, [r191]; {put}"
+    )
 
 
 def _each_word(label: str, size: int, threads: int, body: str) -> str:

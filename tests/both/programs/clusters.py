@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.builder import Kernel, wait
 from programs.program import Launch, Program
 
@@ -69,30 +70,55 @@ def shared_memory() -> Iterator[Program]:
 
 def remote() -> Iterator[Program]:
     """st.async and red.async, whose bytes an mbarrier of the same CTA counts."""
-    for seed, (vector, kind, bits) in enumerate((("", "b32", 32), ("", "b64", 64), (".v2", "b32", 32), (".v4", "b32", 32), (".v2", "b64", 64))):
+    for seed, (vector, kind, bits) in enumerate(
+        (("", "b32", 32), ("", "b64", 64), (".v2", "b32", 32), (".v4", "b32", 32), (".v2", "b64", 64))
+    ):
         count = int(vector[2:] or 1)
         size = count * bits // 8
         kernel = _remote(2 + seed % 2, 32 * size)
         names = [f"{'r' if bits == 32 else 'd'}{120 + i if bits == 32 else 20 + i}" for i in range(count)]
         for i, name in enumerate(names):
-            kernel(f"mad.lo.u32 r119, thread, 77, {i};", f"cvt.u64.u32 {name}, r119;" if bits == 64 else f"mov.b32 {name}, r119;")
+            kernel(
+                f"mad.lo.u32 r119, thread, 77, {i};",
+                f"cvt.u64.u32 {name}, r119;" if bits == 64 else f"mov.b32 {name}, r119;",
+            )
         value = f"{{{', '.join(names)}}}" if count > 1 else names[0]
         kernel(f"mapa.shared::cluster.u32 r105, r100, r104; mad.lo.u32 r105, lane, {size}, r105;")
         kernel(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.{kind} [r105], {value}, [r106];")
         yield _finish(kernel, f"st.async{vector}.{kind}", 2 + seed % 2)
-    operations = [f"{op}.{k}" for op, kinds in (("add", "u32 s32 u64"), ("min", "u32 s32"), ("max", "u32 s32"), ("inc", "u32"), ("dec", "u32"), ("and", "b32"), ("or", "b32"), ("xor", "b32")) for k in kinds.split()]
+    operations = [
+        f"{op}.{k}"
+        for op, kinds in (
+            ("add", "u32 s32 u64"),
+            ("min", "u32 s32"),
+            ("max", "u32 s32"),
+            ("inc", "u32"),
+            ("dec", "u32"),
+            ("and", "b32"),
+            ("or", "b32"),
+            ("xor", "b32"),
+        )
+        for k in kinds.split()
+    ]
     for operation in operations:
         bits = int(operation[-2:])
         kernel = _remote(2, 32 * bits // 8)
         kernel("mad.lo.u32 r119, thread, 0x9E3779B9, 77; cvt.u64.u32 d20, r119; and.b32 r118, lane, 3;")
-        kernel(f"mapa.shared::cluster.u32 r105, r100, r104; mad.lo.u32 r105, r118, {bits // 8}, r105;" if "c." not in operation else f"mapa.shared::cluster.u32 r105, r100, r104; mad.lo.u32 r105, lane, {bits // 8}, r105;")
-        kernel(f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} [r105], {'r119' if bits == 32 else 'd20'}, [r106];")
+        shares = operation[:3] not in ("inc", "dec")  # four words for all lanes, where their order does not matter
+        kernel("mapa.shared::cluster.u32 r105, r100, r104;")
+        kernel(f"mad.lo.u32 r105, {'r118' if shares else 'lane'}, {bits // 8}, r105;")
+        kernel(
+            f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} "
+            f"[r105], {'r119' if bits == 32 else 'd20'}, [r106];"
+        )
         yield _finish(kernel, f"red.async {operation}", 2)
 
 
 def _remote(ctas: int, size: int) -> Kernel:
     """r100: room, filled; r104: the next CTA; r106: its barrier."""
-    kernel = Kernel(32, ctas, ROOM)("mov.u32 r100, room; mad.lo.u32 r101, lane, 4, r100; mad.lo.u32 r102, rank, 0x01234567, lane;")
+    kernel = Kernel(32, ctas, ROOM)(
+        "mov.u32 r100, room; mad.lo.u32 r101, lane, 4, r100; mad.lo.u32 r102, rank, 0x01234567, lane;"
+    )
     kernel(*(f"st.shared.b32 [r101 + {128 * i}], r102;" for i in range(4)))
     kernel("@leader mbarrier.init.shared::cta.b64 [bar], 1;", "fence.mbarrier_init.release.cluster;")
     kernel(CLUSTER, f"@leader mbarrier.arrive.expect_tx.shared::cta.b64 d2, [bar], {size};")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.lanewise import Array, Group, exhaustive, integer_operands, program, special_floats
 from programs.program import Program
 
@@ -70,7 +71,10 @@ def from_integers() -> Iterator[Program]:
                 yield program(f"{source} to {to}", Group(forms, width, (bits,)), operands)
             for width in (8, 16, 32, 64):
                 kinds = [f"{s}{width}" for s in "us"]
-                forms = _cvt(*(f"{k}.{source}" for k in kinds if k != source), *(f"sat.{k}.{source}" for k in kinds if _exceeds(source, k)))
+                forms = _cvt(
+                    *(f"{k}.{source}" for k in kinds if k != source),
+                    *(f"sat.{k}.{source}" for k in kinds if _exceeds(source, k)),
+                )
                 yield program(f"{source} to integers of {width} bits", Group(forms, max(width, 16), (bits,)), operands)
 
 
@@ -124,9 +128,7 @@ def from_floats() -> Iterator[Program]:
     for bits in (16, 32, 64):
         forms = _cvt(*(f"{r}.{s}{bits}.f64" for r in INTEGRAL for s in "us"))
         yield program(f"f64 to integers of {bits} bits", Group(forms, bits, (64,)), _doubles)
-    yield program(
-        "f64 to integral f64", Group(_cvt(*(f"{r}.f64.f64" for r in INTEGRAL)), 64, (64,)), _doubles
-    )
+    yield program("f64 to integral f64", Group(_cvt(*(f"{r}.f64.f64" for r in INTEGRAL)), 64, (64,)), _doubles)
 
 
 def _doubles() -> list[Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.builder import Kernel, dump, fill, wait
 from programs.program import Arrays, Map, Program, random_bytes
 from programs.tensor_copies import SIZES, SPANS, _numbers
@@ -33,11 +34,11 @@ def _arrays(ctas: int = 1, seed: int = 0, floats: np.dtype[np.generic] | None = 
     return {"in": source, "data": data}
 
 
-def _program(kernel: Kernel, name: str, ctas: int = 1, seed: int = 0, floats: np.dtype[np.generic] | None = None) -> Program:
+def _program(
+    kernel: Kernel, name: str, ctas: int = 1, seed: int = 0, floats: np.dtype[np.generic] | None = None
+) -> Program:
     cluster = ctas if ctas > 1 else 0
-    return kernel.program(
-        name, lambda: _arrays(ctas, seed, floats), ("in", "data"), cluster=cluster, inputs=("in",)
-    )
+    return kernel.program(name, lambda: _arrays(ctas, seed, floats), ("in", "data"), cluster=cluster, inputs=("in",))
 
 
 def asynchronous() -> Iterator[Program]:
@@ -46,7 +47,9 @@ def asynchronous() -> Iterator[Program]:
         kernel = _kernel()(fill("room", ROOM, THREADS))
         kernel(f"mad.lo.u32 r101, tid, 16, r100; mad.wide.u32 d2, tid, {size}, d0;")
         kernel(f"cp.async.{cache}.shared.global [r101], [d2], {size};")
-        kernel(f"rem.u32 r102, tid, {size + 1}; cp.async.{cache}.shared.global [r101 + 1024], [d2 + 1024], {size}, r102;")
+        kernel(
+            f"rem.u32 r102, tid, {size + 1}; cp.async.{cache}.shared.global [r101 + 1024], [d2 + 1024], {size}, r102;"
+        )
         kernel("and.b32 r103, tid, 3; setp.eq.u32 p1, r103, 1;")
         kernel(f"@!p1 cp.async.{cache}.shared.global.L2::128B [r101 + 2048], [d2 + 2048], {size};")
         kernel(f"cp.async.{cache}.shared.global [r101 + 3072], [d2 + 64], {size}, p1;")
@@ -78,11 +81,12 @@ def bulk() -> Iterator[Program]:
     """Contiguous bytes in and out."""
     for size in (16, 32, 48, 256, 1024, 2064):
         kernel = _kernel()(fill("room", ROOM, THREADS), "@leader mbarrier.init.shared::cta.b64 [bar], 1;")
-        kernel("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta; bar.sync 0;", "@!leader bra WAITING;")
+        kernel(
+            "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta; bar.sync 0;", "@!leader bra WAITING;"
+        )
         kernel(f"mbarrier.arrive.expect_tx.shared::cta.b64 d2, [bar], {size};")
         kernel(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-            f"[r100 + 32], [d0 + 48], {size}, [bar];"
+            f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r100 + 32], [d0 + 48], {size}, [bar];"
         )
         kernel("WAITING:", wait("bar", "W")).put("done", 1)
         kernel(dump("room", ROOM, THREADS, "d1"))
@@ -120,7 +124,9 @@ def reductions() -> Iterator[Program]:
 
 def in_clusters() -> Iterator[Program]:
     """From each CTA to the next one's shared memory, copied or combined."""
-    cases = [("cp.async.bulk", "")] + [("cp.reduce.async.bulk", f".{op}.{k}") for op, kinds in IN_CLUSTER.items() for k in kinds.split()]
+    cases = [("cp.async.bulk", "")] + [
+        ("cp.reduce.async.bulk", f".{op}.{k}") for op, kinds in IN_CLUSTER.items() for k in kinds.split()
+    ]
     for seed, (opcode, suffix) in enumerate(cases):
         ctas = 2 + seed % 3
         kernel = _kernel(ctas)(f"mad.wide.u32 d0, cta, {ROOM}, d0;", fill("room", ROOM, THREADS, "d0"))
@@ -147,7 +153,7 @@ def multicasts() -> Iterator[Program]:
             "[r100 + 256], [d0 + 64], 512, [bar], h1;"
         )
         yield _program(_multicast_end(kernel), f"bulk multicast {mask:#b} of {ctas}", ctas, seed)
-    for seed, (swizzle, mask) in enumerate((s, m) for s in SPANS for m in (0b0101, 0b1111, 0b1000)):
+    for swizzle, mask in ((s, m) for s in SPANS for m in (0b0101, 0b1111, 0b1000)):
         kernel = _multicast_start(4, mask, 8 * SPANS[swizzle])
         kernel.parameters = (*kernel.parameters, ".param .align 64 .b8 map[128]")
         kernel("mov.b64 param, map; cvta.param.u64 d5, param; mov.u32 r104, 8; mov.u32 r105, -1;")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from programs.program import HEADER, Array, Arrays, Group, Launch, Program
 
 THREADS = 128
@@ -24,7 +25,9 @@ def kernel(group: Group) -> str:
     text.append("mov.u32 t, %tid.x; mov.u32 ctas, %ctaid.x; mov.u32 size, %ntid.x; mad.lo.u32 t, ctas, size, t;\n")
     text.append("ld.param.u32 size, [n]; setp.ge.u32 out, t, size; @out bra END;\n")
     for name, bits in zip(names, group.sources, strict=True):
-        text.append(f"ld.param.u64 at, [p_{name}]; mad.wide.u32 at, t, {bits // 8}, at; ld.global.b{bits} {name}, [at];\n")
+        text.append(
+            f"ld.param.u64 at, [p_{name}]; mad.wide.u32 at, t, {bits // 8}, at; ld.global.b{bits} {name}, [at];\n"
+        )
     width = max(group.result, 32 if group.result == 1 else 8)
     for i, instruction in enumerate(group.instructions):
         text.append(f"{instruction};\nld.param.u64 at_d, [d_{i}]; mad.wide.u32 at_d, t, {width // 8}, at_d;\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.program import HEADER, Launch, Program
 
 CTAS, THREADS = 24, 64
@@ -41,7 +42,11 @@ def _text(before: str, after: str, end: str) -> str:
 
 
 def programs() -> Iterator[Program]:
-    places = {"at the beginning": (RELEASE, "", ""), "after the wait": ("", RELEASE, ""), "at the end": ("", "", RELEASE)}
+    places = {
+        "at the beginning": (RELEASE, "", ""),
+        "after the wait": ("", RELEASE, ""),
+        "at the end": ("", "", RELEASE),
+    }
     for where, lines in {**places, "never": ("", "", "")}.items():
         for count in (2, 5):
             names = [f"x{i}" for i in range(count + 1)]

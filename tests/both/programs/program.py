@@ -1,4 +1,4 @@
-"""What runs on both machines: PTX text, arrays, launches.  Everything is made from seeds, so that two runs are equal."""
+"""What runs on both machines: PTX text, arrays and launches, all made from seeds."""
 
 from __future__ import annotations
 

@@ -5,10 +5,12 @@ A load dumps all of the shared memory around its box, a store and a reduction wr
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
 from programs.builder import Kernel, dump, fill, wait
 from programs.program import Arrays, Map, Program, random_bytes
 
@@ -18,18 +20,23 @@ DECLARATIONS = f"""
     .shared .align 1024 .b8 room[{ROOM}];
     .shared .align 8 .b64 bar;
 """
-PARAMETERS = (".param .align 64 .b8 map[128]", ".param .u64 p_data", ".param .u32 offset", ".param .u32 bytes") + tuple(
-    f".param .u32 at{i}" for i in range(5)
+PARAMETERS = (
+    ".param .align 64 .b8 map[128]",
+    ".param .u64 p_data",
+    ".param .u32 offset",
+    ".param .u32 bytes",
+    *(f".param .u32 at{i}" for i in range(5)),
 )
+FLUSHING = ("tf32", "f32.ftz", "tf32.ftz")  # types of 4 bytes that loads or additions treat in their own way
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 SPANS = {"none": 64, "32B": 32, "64B": 64, "128B": 128}
 REDUCTIONS = {
-    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64", "tf32", "f32.ftz", "tf32.ftz"),
     "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "inc": ("u32",),
     "dec": ("u32",),
-    "and": ("u32", "s32", "u64", "s64"),
+    "and": ("u32", "s32", "u64"),
     "or": ("u32", "u64"),
     "xor": ("u32", "u64"),
 }
@@ -102,6 +109,7 @@ def make(
     floats: np.dtype[np.generic] | None = None,
 ) -> Program:
     """tx: the bytes that the load announces, by default the full box's."""
+
     def arrays() -> Arrays:
         data = random_bytes(seed + 1, ROOM) if store else np.zeros(ROOM, np.uint8)
         tensor_data = random_bytes(seed + 2, size)
@@ -158,11 +166,40 @@ def loads() -> Iterator[Program]:
         yield make(name, kernels[2], tensor, size, (16, 1), store=False, seed=seed, offset=offset)
     for rank, swizzle in itertools.product(range(1, 6), ("none", "128B")):
         yield from _ranks(kernels[rank], rank, swizzle, store=False)
-    for seed, dtype in enumerate(("f16", "bf16", "f32", "f64")):
-        inner = 64 // SIZES[dtype]
-        dims, strides, size = _padded((inner + 5, 7), SIZES[dtype], seed)
+    yield from _conversions(kernels[2])
+    yield from short_rows(kernels[2], store=False)
+    for seed, dtype in enumerate(("f16", "bf16", "f32", "f64", *FLUSHING)):
+        element = SIZES.get(dtype, 4)
+        inner = 64 // element
+        dims, strides, size = _padded((inner + 5, 7), element, seed)
         tensor = Map("tensor", dtype, dims, strides, (inner, 5), nan_fill=True)
-        yield make(f"load {dtype} NaN fill", kernels[2], tensor, size, (16 // SIZES[dtype], 4), store=False, seed=seed)
+        yield make(f"load {dtype} NaN fill", kernels[2], tensor, size, (16 // element, 4), store=False, seed=seed)
+
+
+def _conversions(kernel: Kernel) -> Iterator[Program]:
+    """Types that a load rounds, with many numbers halfway between two."""
+    for seed, dtype in enumerate(FLUSHING):
+        dims, strides, size = _padded((64, 16), 4, seed)
+        tensor = Map("tensor", dtype, dims, strides, (32, 8), swizzle="128B")
+        program = make(f"load {dtype}", kernel, tensor, size, (16, 4), store=False, seed=seed)
+
+        def arrays(made: Callable[[], Arrays] = program.arrays) -> Arrays:
+            found = made()
+            words = found["tensor"].view(np.uint32)
+            words[:] = np.where(np.arange(words.size) % 3, words & np.uint32(0xFFFFE000) | np.uint32(0x1000), words)
+            return found
+
+        yield dataclasses.replace(program, arrays=arrays)
+
+
+def short_rows(kernel: Kernel, store: bool) -> Iterator[Program]:
+    """Rows shorter than the swizzle spans."""
+    for seed, (swizzle, inner) in enumerate(((s, n) for s, span in SPANS.items() for n in range(16, span, 16))):
+        if swizzle != "none":
+            dims, strides, size = _padded((256, 24), 1, seed)
+            tensor = Map("tensor", "u8", dims, strides, (inner, 12), swizzle=swizzle)
+            name = f"{'store' if store else 'load'} rows of {inner} {swizzle}"
+            yield make(name, kernel, tensor, size, (16, 3), store=store, seed=seed, offset=128 * (seed % 5))
 
 
 def _ranks(kernel: Kernel, rank: int, swizzle: str, store: bool) -> Iterator[Program]:
@@ -194,17 +231,23 @@ def stores() -> Iterator[Program]:
             yield make(name, kernels[2], tensor, size, at, store=True, seed=seed, offset=1024 * (seed % 3))
     for rank, swizzle in itertools.product(range(1, 6), ("none", "128B")):
         yield from _ranks(kernels[rank], rank, swizzle, store=True)
+    yield from short_rows(kernels[2], store=True)
+    for seed, steps in enumerate(((2, 1), (3, 2), (8, 1))):
+        tensor = Map("tensor", "u32", (40, 20), (160,), (16, 6), steps)
+        yield make(f"store steps {steps}", kernels[2], tensor, 3712, (4, 1), store=True, seed=seed)
+        yield make(f"load steps {steps}", load_kernel(2), tensor, 3712, (4, 1), store=False, seed=seed)
 
 
-_NUMBERS = {"f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8"}
+_NUMBERS = {"f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8"} | dict.fromkeys(FLUSHING, "<f4")
 
 
 def reductions() -> Iterator[Program]:
     for seed, (op, dtype) in enumerate((op, dtype) for op, types in REDUCTIONS.items() for dtype in types):
         kernel = store_kernel(2, f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{op}.tile.bulk_group")
-        inner, rows = 128 // SIZES[dtype], 9
-        dims, strides, size = _padded((inner + 3, 12), SIZES[dtype], seed)
-        for swizzle, at in (("none", (16 // SIZES[dtype], 2)), ("128B", (32 // SIZES[dtype], 7))):
+        element = SIZES.get(dtype, 4)
+        inner, rows = 128 // element, 9
+        dims, strides, size = _padded((inner + 3, 12), element, seed)
+        for swizzle, at in (("none", (16 // element, 2)), ("128B", (32 // element, 7))):
             tensor = Map("tensor", dtype, dims, strides, (inner, rows), swizzle=swizzle)
             kind = np.dtype(_NUMBERS[dtype]) if dtype in _NUMBERS else None
             yield make(f"reduce {op} {dtype} {swizzle}", kernel, tensor, size, at, store=True, seed=seed, floats=kind)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
 from programs.program import HEADER, Array, Arrays, Launch, Program
 
 FIELDS = {"f16": (5, 10), "bf16": (8, 7), "tf32": (8, 23), "f32": (8, 23), "e4m3": (4, 3), "e5m2": (5, 2)}
@@ -19,7 +20,9 @@ def numbers(kind: str, style: str, count: int, generator: np.random.Generator) -
     """Codes of a type.  ordinary: near 1; wide: every finite one; any: NaN and infinity too; subnormal: the smallest;
     cancelling: few magnitudes, far apart, of both signs."""
     if kind in ("s8", "u8", "s32"):
-        return generator.integers(0, 1 << 8 * (4 if kind == "s32" else 1), count).astype("<u4" if kind == "s32" else "<u1")
+        return generator.integers(0, 1 << 8 * (4 if kind == "s32" else 1), count).astype(
+            "<u4" if kind == "s32" else "<u1"
+        )
     exponent, mantissa = FIELDS[kind]
     bits = 1 + exponent + mantissa
     code = generator.integers(0, 1 << bits, count, dtype=np.uint64)
@@ -156,7 +159,9 @@ class Wgmma:
             image = np.empty(ROOM, np.uint8)
             image[:8192] = numbers(self.a, style, 8192, generator).view(np.uint8)[:8192]
             image[8192:] = numbers(self.b, style, ROOM, generator).view(np.uint8)[: ROOM - 8192]
-            fragments = numbers(self.a, style, 16 * THREADS * self.steps, generator).view(np.uint8)[: 16 * THREADS * self.steps]
+            fragments = numbers(self.a, style, 16 * THREADS * self.steps, generator).view(np.uint8)[
+                : 16 * THREADS * self.steps
+            ]
             words = THREADS * self.count
             accumulator = numbers(self.d, style, 2 * words, generator).view(np.uint32)[:words].copy()
             return {"image": image, "fragments": fragments, "out": accumulator, "descriptors": self.descriptors()}
@@ -234,7 +239,9 @@ MMA = """.visible .entry k(.param .u64 p_a, .param .u64 p_b, .param .u64 p_out)
 CTAS = 4
 
 
-def _mma(shape: str, a: str, b: str, d: str, counts: tuple[int, int, int], style: str, rounds: int, seed: int) -> Program:
+def _mma(
+    shape: str, a: str, b: str, d: str, counts: tuple[int, int, int], style: str, rounds: int, seed: int
+) -> Program:
     """counts: registers of A, B and D."""
 
     def named(letter: str, count: int, start: int = 0) -> str:
@@ -247,7 +254,8 @@ def _mma(shape: str, a: str, b: str, d: str, counts: tuple[int, int, int], style
         body += [f"ld.global.b32 a{j}, [at + {4 * (na * i + j)}];" for j in range(na)]
         body += [f"ld.global.b32 b{j}, [bt + {4 * (nb * i + j)}];" for j in range(nb)]
         body.append(
-            f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{d} {named('d', nd)}, {named('a', na)}, {named('b', nb)}, {named('d', nd)};"
+            f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{d} "
+            f"{named('d', nd)}, {named('a', na)}, {named('b', nb)}, {named('d', nd)};"
         )
     body += [f"st.global.b32 [out + {4 * i}], d{i};" for i in range(nd)]
     sizes = {"bytes_a": 4 * na * rounds, "bytes_b": 4 * nb * rounds, "bytes_d": 4 * nd}

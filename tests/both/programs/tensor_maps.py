@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.builder import Kernel
-from programs.program import Array, Map, Program
+from programs.program import Map, Program
 from programs.tensor_copies import SIZES, SPANS
 
 ADDRESS = 0x7F0123456000  # encoding does not look at the memory
@@ -41,11 +42,6 @@ def maps() -> list[Map]:
     return found
 
 
-def encoded() -> Array:
-    """The first 64 bytes of each map, as ptxemu encodes them."""
-    return np.array([np.frombuffer(m.at(ADDRESS).encode()[:64], np.uint8) for m in maps()])
-
-
 FIELDS = (
     ("global_address", "b64", None, 0x7FEDCBA98760), ("rank", "b32", None, 2), ("rank", "b32", None, 4),
     ("box_dim", "b32", 0, 32), ("box_dim", "b32", 2, 7), ("box_dim", "b32", 1, 256), ("global_dim", "b32", 0, 12345),
@@ -56,7 +52,9 @@ FIELDS = (
     ("swizzle_mode", "b32", None, 2), ("swizzle_mode", "b32", None, 3),
     *(("elemtype", "b32", None, i) for i in range(13)),
 )  # fmt: skip
-BASE = Map("", "f16", (64, 32, 16, 8, 4), (128, 4096, 65536, 524288), (64, 4, 2, 1, 1), swizzle="128B", l2_promotion=128)
+BASE = Map(
+    "", "f16", (64, 32, 16, 8, 4), (128, 4096, 65536, 524288), (64, 4, 2, 1, 1), swizzle="128B", l2_promotion=128
+)
 ZEROED = Map("", "u8", (16,), (), (16,))
 
 
@@ -65,7 +63,10 @@ def replacements() -> Iterator[Program]:
     for space in ("shared::cta", "global"):
         for base, original in (("full", BASE), ("small", ZEROED)):
             kernel = Kernel(32, 1, ".shared .align 128 .b8 map[128];", (".param .u64 p_in", ".param .u64 p_maps"))
-            kernel("ld.param.u64 d0, [p_in]; mad.wide.u32 d0, lane, 4, d0; ld.global.b32 r100, [d0]; ld.param.u64 d1, [p_maps];")
+            kernel(
+                "ld.param.u64 d0, [p_in]; mad.wide.u32 d0, lane, 4, d0;",
+                "ld.global.b32 r100, [d0]; ld.param.u64 d1, [p_maps];",
+            )
             kernel("mov.u32 r101, map; mad.lo.u32 r102, lane, 4, r101; mad.wide.u32 d2, lane, 4, d1;")
             for i, (field, kind, ordinal, value) in enumerate(FIELDS):
                 place = f"d{10 + i % 2}" if space == "global" else "r101"
@@ -73,7 +74,10 @@ def replacements() -> Iterator[Program]:
                 kernel("st.shared.b32 [r102], r100; bar.warp.sync -1;", f"setp.ne.u32 p1, lane, 0; @p1 bra L{i};")
                 where = "" if ordinal is None else f"{ordinal}, "
                 kernel(f"mov.{kind} {'d20' if kind == 'b64' else 'r103'}, {value};")
-                kernel(f"tensormap.replace.tile.{field}.{space}.b1024.{kind} [{place}], {where}{_value(field, kind, value)};")
+                kernel(
+                    f"tensormap.replace.tile.{field}.{space}.b1024.{kind} [{place}], "
+                    f"{where}{_value(field, kind, value)};"
+                )
                 kernel(f"L{i}: bar.warp.sync -1;")
                 if space != "global":
                     kernel(f"ld.shared.b32 r104, [r102]; st.global.b32 [d2 + {128 * i}], r104; bar.warp.sync -1;")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+
 from programs.builder import Kernel, dump, fill
 from programs.program import Arrays, Program, random_bytes
 
@@ -104,7 +105,10 @@ def matrices() -> Iterator[Program]:
             kernel = Kernel(LANES, 1, declarations, (".param .u64 p_in", ".param .u64 p_data"))
             kernel("ld.param.u64 d0, [p_in]; ld.param.u64 d1, [p_data];", fill("room", 2048, LANES, "d0"))
             kernel("mov.u32 r100, room;")
-            kernel(f"mad.lo.u32 r101, lane, {16 * (2 * seed + 1)}, {48 * seed}; and.b32 r101, r101, 2032; add.u32 r101, r101, r100;")
+            kernel(
+                f"mad.lo.u32 r101, lane, {16 * (2 * seed + 1)}, {48 * seed};",
+                "and.b32 r101, r101, 2032; add.u32 r101, r101, r100;",
+            )
             kernel(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {registers}, [r101];")
             for i in range(count):
                 kernel.put(f"r{110 + i}")

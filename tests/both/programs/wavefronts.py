@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from programs.program import HEADER, Launch, Program
 
 TEXT = """.visible .entry k(.param .u64 p_out, .param .u32 p_stride, .param .u32 p_group, .param .u32 p_across)
@@ -42,7 +43,17 @@ ACCESSES = {
     "stmatrix x4": "stmatrix.sync.aligned.m8n8.x4.shared.b16 [r4], {r8, r9, r10, r11};",
 }
 # Byte strides between lanes, lanes in a group, bytes between groups.
-PATTERNS = ((4, 32, 0), (8, 32, 0), (16, 32, 0), (32, 32, 0), (128, 32, 0), (0, 32, 0), (144, 32, 0), (64, 8, 16), (16, 8, 256))
+PATTERNS = (
+    (4, 32, 0),
+    (8, 32, 0),
+    (16, 32, 0),
+    (32, 32, 0),
+    (128, 32, 0),
+    (0, 32, 0),
+    (144, 32, 0),
+    (64, 8, 16),
+    (16, 8, 256),
+)
 
 
 def programs() -> Iterator[Program]:
