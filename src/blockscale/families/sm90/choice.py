@@ -48,11 +48,12 @@ WARPS = (
     (7, 2, 2, 2048),
     (14, 2, 2, 2048),
 )
-GROUPS = tuple((*how, split) for how in ((1, 4, 2, 8), (2, 2, 2, 6)) for split in (1, 2))
+GROUPS = tuple((*how, split) for how in ((1, 4, 2, 8), (2, 2, 2, 6), (4, 1, 2, 6)) for split in (1, 2))
 PRESETS = (
-    *(_warps(tokens, *how) for tokens in (1, 2, 4) for how in WARPS),
+    *(_warps(tokens, *how) for tokens in (1, 2) for how in WARPS),
     *(_groups(tokens, *how) for tokens in (8, 16, 24, 32, 48, 64) for how in GROUPS),
 )
+FAVOURED = 128  # rows of a tile, of those that are done at the same time
 INVARIANT = 16  # rows of activations of a tile, whatever M
 CTA_COST = 65_536  # weights that are read in the time that a CTA takes to begin and to end, 1.5 us
 EXPAND_FROM = 4096  # rows from which expanding the weight and torch's matmul are faster
@@ -63,7 +64,7 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     rows = INVARIANT if problem.invariant else problem.m * problem.batch
     tokens = next((p.rows for p in PRESETS if rows <= p.rows), PRESETS[-1].rows)
     found = [p for p in PRESETS if p.rows == tokens and problem.k >= p.k]
-    config = min(found, key=lambda p: (_cost(p.config, problem, target), -p.config.tile[1], -p.k)).config
+    config = min(found, key=lambda p: (_cost(p.config, problem, target), abs(p.config.tile[1] - FAVOURED), -p.k)).config
     ctas, waves = _ctas(config, problem), _waves(config, problem, target)
     by = "wgmma" if config.wgmma else "mma.sync"
     reasons = (

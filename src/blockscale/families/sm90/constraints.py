@@ -15,7 +15,7 @@ GROUP = 4  # warps of a warpgroup
 MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetches
 STAGES = range(1, 9)
 BUFFERS = range(1, 17)
-SPLITS = (1, 2)
+SPLITS = range(1, 9)
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
 
 SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
