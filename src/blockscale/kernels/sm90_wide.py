@@ -291,7 +291,7 @@ class Sm90GroupGemm:
                     cute.gemm(mma, rSums, rA[half][None, None, step], sB[None, None, step, box], rSums)
                 warpgroup.commit_group()
                 warpgroup.wait_group(1)  # the half before this one is multiplied
-                if cutlass.const_expr(half == 0):  # noqa: SIM102: one is decided while tracing
+                if cutlass.const_expr(half == 0):  # noqa: SIM102 (decided while tracing)
                     if unit >= self.k_groups:
                         activations.arrive_empty(before, range(self.row_warps))
             before = slot
