@@ -31,7 +31,6 @@ so that `ldmatrix` meets no bank twice.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass

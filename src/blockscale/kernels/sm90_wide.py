@@ -14,7 +14,8 @@ Rings:
     activations  buffers    1 arrival (fetch), bytes of two boxes   1 arrival a warp of the warpgroup that multiplied it
 
 A slot of activations always serves the same warpgroup along k, which is why `buffers` is a multiple of k_groups: then
-nobody waits for a phase while the one before it has not begun.
+nobody waits for a phase while the one before it has not begun. A warpgroup gives a slot back once it has the next one:
+`buffers` is twice k_groups at least.
 
 Timeline of a warp: each half of a unit (64 k) is dequantised while the tensor core multiplies the half before it.
 
@@ -85,7 +86,8 @@ class Sm90GroupGemm:
         tokens: rows of a that a CTA takes, a multiple of 8 up to 64.
         row_groups, k_groups: the multiplying warpgroups, along rows of b and along k.
         split: CTAs that share k, 1 or 2.
-        depth: units of weights that a warp has in flight. buffers: units of activations, a multiple of k_groups.
+        depth: units of weights that a warp has in flight. buffers: units of activations, a multiple of
+            k_groups and at least twice that.
         pdl, ahead, a_dtype, out_dtype, bias, activation: as `Sm90WarpGemm`.
     """
 
@@ -289,7 +291,7 @@ class Sm90GroupGemm:
                     cute.gemm(mma, rSums, rA[half][None, None, step], sB[None, None, step, box], rSums)
                 warpgroup.commit_group()
                 warpgroup.wait_group(1)  # the half before this one is multiplied
-                if cutlass.const_expr(half == 0):
+                if cutlass.const_expr(half == 0):  # noqa: SIM102 (decided while tracing)
                     if unit >= self.k_groups:
                         activations.arrive_empty(before, range(self.row_warps))
             before = slot

@@ -44,17 +44,20 @@ WARPS = (
     (2, 14, 1, 1792, 8192),
     (3, 8, 1, 2048),
     (4, 4, 2, 2048),
-    (6, 4, 1, 2048),
-    (7, 2, 2, 2048),
-    (14, 2, 2, 2048),
+    (4, 7, 2, 1792, 14_336),
+    (6, 4, 2, 2048),
+    (6, 5, 1, 1920, 14_337),
+    (7, 4, 1, 2048),
 )
-GROUPS = tuple((*how, split) for how in ((1, 4, 2, 8), (2, 2, 2, 6)) for split in (1, 2))
+GROUPS = ((1, 4, 2, 8, 1), (1, 4, 2, 8, 2), (1, 3, 2, 9, 2), (2, 2, 2, 6, 2))
 PRESETS = (
-    *(_warps(tokens, *how) for tokens in (1, 2, 4) for how in WARPS),
+    *(_warps(tokens, *how) for tokens in (1, 2) for how in WARPS),
     *(_groups(tokens, *how) for tokens in (8, 16, 24, 32, 48, 64) for how in GROUPS),
+    *(_groups(tokens, 2, 3, 2, 6, 1) for tokens in (8, 16, 24, 32)),
 )
 INVARIANT = 16  # rows of activations of a tile, whatever M
-CTA_COST = 65_536  # weights that are read in the time that a CTA takes to begin and to end, 1.5 us
+CTA_COST = 65_536  # weights that are read in the time that a CTA takes to begin and to end with 16 rows
+CROWDED = 32  # rows of activations from which, as with more than a wave, fewer warps do better
 EXPAND_FROM = 4096  # rows from which expanding the weight and torch's matmul are faster
 
 
@@ -63,7 +66,10 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     rows = INVARIANT if problem.invariant else problem.m * problem.batch
     tokens = next((p.rows for p in PRESETS if rows <= p.rows), PRESETS[-1].rows)
     found = [p for p in PRESETS if p.rows == tokens and problem.k >= p.k]
-    config = min(found, key=lambda p: (_cost(p.config, problem, target), -p.config.tile[1], -p.k)).config
+    fit = [p for p in found if unfit(problem, target, p.config) is None]
+    if not fit:
+        return unfit(problem, target, found[-1].config) or Reason("config", "none")
+    config = min(fit, key=lambda p: _order(p, problem, target)).config
     ctas, waves = _ctas(config, problem), _waves(config, problem, target)
     by = "wgmma" if config.wgmma else "mma.sync"
     reasons = (
@@ -80,7 +86,7 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
         f"flight, {config.buffers} chunks of {config.chunk or DEPTH} activations ({MEASURED})",
         "pdl: a CTA is there when the work ahead in the stream ends; it touches nothing before that",
     )
-    return unbuildable(config, target) or unfit(problem, target, config) or Choice(config, reasons)
+    return unbuildable(config, target) or Choice(config, reasons)
 
 
 def candidates() -> tuple[Config, ...]:
@@ -98,6 +104,16 @@ def _waves(config: Config, problem: Problem, target: Target) -> int:
     return -(-_ctas(config, problem) // target.sms)
 
 
+def _order(preset: Preset, problem: Problem, target: Target) -> tuple[float, ...]:
+    """What is least for the best: the cost; of equals the tile, the warps and the k that it was measured with."""
+    config = preset.config
+    crowded = _waves(config, problem, target) > 1 or config.tile[0] >= CROWDED
+    tile = 64 if problem.k <= 4096 else 128
+    warps = abs(config.k_warps - (3 if crowded else 4)) if config.wgmma else 0
+    return _cost(config, problem, target), abs(config.tile[1] - tile), warps, -preset.k
+
+
 def _cost(config: Config, problem: Problem, target: Target) -> float:
     """Weights that the busiest multiprocessor reads, and those that it could read while its CTAs begin and end."""
-    return _waves(config, problem, target) * (config.tile[1] * problem.k / config.split + CTA_COST)
+    ends = CTA_COST * (0.5 + config.tile[0] / 32)
+    return _waves(config, problem, target) * (config.tile[1] * problem.k / config.split + ends)

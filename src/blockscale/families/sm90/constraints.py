@@ -15,8 +15,12 @@ GROUP = 4  # warps of a warpgroup
 MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetches
 STAGES = range(1, 9)
 BUFFERS = range(1, 17)
-SPLITS = (1, 2)
+SPLITS = range(1, 9)
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
+# What tensor cores lose of a sum of positive numbers over 1,024 k, in units of 2^-20: measured on an H200, at most 5.6
+# where few are added and 4.7 where many are. The contract allows 4 and 1 more for each 1,024 k, so that k has to be
+# cut into parts whose sums are added in fp32.
+LOSS = 4.75
 
 SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
 HEAD_BYTES = {False: 512, True: 1024}  # of shared memory, by `wgmma`: barriers and alpha
@@ -75,8 +79,9 @@ def _unbuildable_group(config: Config) -> Reason | None:
     assert config.buffers is not None
     if config.chunk is not None:
         return Reason("config.chunk", f"{config.chunk}, expected None with wgmma: a chunk is a unit of {DEPTH}")
-    if config.buffers % config.k_warps:
-        return Reason("config.buffers", f"{config.buffers}, expected a multiple of k_warps = {config.k_warps}")
+    if config.buffers % config.k_warps or config.buffers < 2 * config.k_warps:  # a slot is given back one turn late
+        expected = f"a multiple of k_warps = {config.k_warps}, at least twice that"
+        return Reason("config.buffers", f"{config.buffers}, expected {expected}")
     return None
 
 
@@ -85,6 +90,9 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     tiles = -(-problem.m * problem.batch // config.tile[0])
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
+    parts = config.k_warps * config.split
+    if LOSS * problem.k > parts * (4096 + problem.k):
+        return Reason("config.k_warps", f"{parts} parts of k = {problem.k} with split: too few for the result contract")
     return None
 
 

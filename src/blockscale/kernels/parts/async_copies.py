@@ -37,10 +37,6 @@ def clear_16(target: Int32) -> None:
     cute.arch.inline_ptx("st.shared.v4.b32 [{$r0}], {0, 0, 0, 0};", read_only_args=[target])
 
 
-def store_2(target: Int32, bits: Any) -> None:
-    cute.arch.inline_ptx("st.shared.b16 [{$r0}], {$r1};", read_only_args=[target, bits])
-
-
 def store_fp32(target: Int32, value: Float32) -> None:
     cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[target, value])
 
@@ -55,15 +51,6 @@ def load_16(source: Int32) -> Any:
         "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
         write_only_types=[Int32] * 4,
         read_only_args=[source],
-    )
-
-
-def load_peer_fp32(source: Int32, rank: Int32) -> Float32:
-    """What the CTA of that rank in the cluster has where this CTA has `source`."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, {$r0}, {$r1}; ld.shared::cluster.f32 {$w0}, [there]; }",
-        write_only_types=[Float32],
-        read_only_args=[source, rank],
     )
 
 
