@@ -13,8 +13,8 @@ class Config:
 
     Attributes:
         tile: (rows, columns) of the result that are computed at a time: by a CTA, or 256 rows by a pair of CTAs.
-        stages: slots of the ring of operand tiles in shared memory, None means as many as fit; on Hopper units of 16 x 128
-            weights that a warp has in flight.
+        stages: slots of the ring of operand tiles in shared memory, None means as many as fit; on Hopper units of
+            16 x 128 weights that a warp has in flight.
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
         cluster: CTAs of a cluster along m and n, which fetch operands for one another; None for the fewest.
         fallback_cluster: a smaller shape that a launch may use where `cluster` does not fit; None for none.
