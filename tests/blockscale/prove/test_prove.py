@@ -126,8 +126,10 @@ def test_pairs_that_no_kernel_has_are_those_that_are_refused():
 def test_shapes_are_of_every_kind():
     every = {shape for number, row in enumerate(sweep.rows()) for shape in row.shapes(number)}
     assert len(every) >= 30
-    assert {1, 15, 16, 48, 64, 80, 256} <= {shape.k for shape in every}
-    assert all(len(row.shapes(number)) == 3 for number, row in enumerate(sweep.rows()))
+    assert {1, 15, 16, 48, 64, 80, 256, 2304} <= {shape.k for shape in every}
+    counts = [len(row.shapes(number)) for number, row in enumerate(sweep.rows())]
+    assert set(counts) <= {1, 3}  # one where clusters are wide and an element takes many instructions
+    assert counts.count(3) > 0.8 * len(counts)
 
 
 def test_operands_hold_every_code_and_every_finite_scale():
