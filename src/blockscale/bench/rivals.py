@@ -76,7 +76,7 @@ def expanded(product: Product) -> Candidate:
 
 def humming(product: Product) -> Candidate:
     """The package humming-kernels, by its own heuristics for so many rows. It adds partial sums in the dtype of the
-    result, which is ten times as inexact as the contract."""
+    result, and is held to `HUMMING_TOLERANCE` times what the contract allows."""
     from humming.layer import HummingLayer
     from humming.tune import get_heuristics_config
 

@@ -16,7 +16,7 @@ A scale is recoded from E4M3 to 5 bits of exponent and 3 of mantissa, without su
 word belongs to row g, the high half to row g + 8; the scale of the even block is at these bits, that of the odd block
 is there once the word is turned left by 8.
 
-The same number of bytes as rows and blocks need in any layout; unpacking gives back every code and every scale. Nothing
+But for the padding it takes as many bytes as any layout; unpacking gives back every code and every scale. Nothing
 here looks at a value or copies from the host, so that both ways can be captured in a CUDA graph.
 """
 
