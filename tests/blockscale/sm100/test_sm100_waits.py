@@ -56,8 +56,8 @@ def test_what_cannot_be_followed_is_refused():
 
 
 @pytest.mark.parametrize("name", ["41_read_before_wait", "42_write_before_wait", "43_no_wait"])
-def test_the_emulator_finds_the_same(name):
-    """Programs that docs/emulator.md shows findings for, as one kernel each."""
+def test_programs_in_which_the_emulator_finds_it(name):
+    """Those of docs/emulator.md, each of which has a kernel that does not wait."""
     text = (FINDINGS / f"{name}.ptx").read_text()
     kernels = text.split(".visible .entry")[1:]
     assert any(before_the_wait(kernel) for kernel in kernels)
