@@ -191,10 +191,11 @@ def _schedule(view: _Kernel) -> _Step:
         return view, f"static schedule: {clusters} tiles for {room} clusters, nothing to hand out (published)"
     asking = view.with_(schedule="clc")
     if clusters >= FEW_WAVES * room:
-        return asking, f"tiles on request: {clusters} for {room} clusters are {FEW_WAVES} waves or more (published)"
+        why = f"tiles on request: {clusters} for {room} clusters are {FEW_WAVES} full waves or more (published)"
+        return asking, why
     if view.problem.k >= LONG_K:
         return asking, f"tiles on request: few waves, but k is {LONG_K} or more (published)"
-    return view, f"static schedule: fewer than {FEW_WAVES} waves, and k is less than {LONG_K} (published)"
+    return view, f"static schedule: fewer than {FEW_WAVES} full waves, and k is less than {LONG_K} (published)"
 
 
 def _order(view: _Kernel) -> _Step:
