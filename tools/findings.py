@@ -71,7 +71,8 @@ def examples() -> list[Example]:
 def run(example: Example, text: str, schedule: str = "lazy", seed: int = 0) -> list[ptxemu.Report]:
     """Launches a text as the example says.  Raises what the launches raise; findings are collected."""
     checks = example.launches[0].get("checks", "all")
-    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks=checks, on_finding="collect")
+    (target,) = re.findall(r"^\.target (\w+)", text, re.MULTILINE)
+    device = ptxemu.Device(target, schedule=schedule, seed=seed, checks=checks, on_finding="collect")
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     regions = []
     for launch in example.launches:

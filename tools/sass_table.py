@@ -1,16 +1,22 @@
 """What the compiler makes of the sm_100 kernels: registers, spills, stages, and instructions of the MMA warp a K tile.
 
-The table sets them beside NVIDIA's one-CTA kernels (nvidia-cutlass-operators) through the same compiler:
+The table sets them beside NVIDIA's kernels (nvidia-cutlass-operators) through the same compiler, tiles of 128 rows by
+one CTA and those of 256 by a pair:
 
     python tools/sass_table.py docs/notes/sm100-sass.md
 
 Needs the extra `operators`, and `cuobjdump` and `nvdisasm` of CUDA 13.1 or later on the path (they are on PyPI as
 nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm). A K tile is 256 elements of k, four tensor-core instructions. The loop
 that issues them is the smallest one in the disassembly around them; its instructions are counted, whatever they do.
+
+Of the epilogue the shortest way is counted, through all branches, that a warp can go from one load of tensor memory by
+way of a store to the next, and for each tile by way of a wait. That of a tile inside the result is such a way. A half
+for each column are multiplications by alpha, which NVIDIA's kernel has not (its own operation follows the cast).
 """
 
 from __future__ import annotations
 
+import heapq
 import importlib.metadata
 import re
 import subprocess
@@ -31,12 +37,24 @@ from cutlass.tensor_utils import LayoutEnum
 
 from blockscale.compile import compile_kernel
 from blockscale.config import Config
-from blockscale.kernels.parts.geometry import Geometry
+from blockscale.families.sm100.constraints import geometry
 from blockscale.problem import Problem, target_named
 
-TILES_N = (64, 128, 192, 256)
+TILES = tuple((rows, columns) for rows in (128, 256) for columns in (64, 128, 192, 256))
+# Beside those of the plain tiles: sums that overlap, and all that is for large products together.
+MORE = (
+    Config((256, 256), accumulators=2),
+    Config((256, 256), accumulators=2, group=8, store="tma", store_slots=1, release="early"),
+    Config(
+        (256, 256), accumulators=2, cluster=(4, 2), fallback_cluster=(2, 1), schedule="clc", group=8, pdl=True,
+        store="tma", store_slots=1, release="early",
+    ),
+)  # fmt: skip
 MMA = "UTCOMMA"
 MMAS_A_K_TILE = 4
+LOAD = re.compile(r"\bLDTM\.x(\d+)")
+STORE = re.compile(r"\b(UTMASTG|STG\S*\.(?:256|128))\b")
+WAIT = "SYNCS.PHASECHK"
 
 
 @dataclass(frozen=True)
@@ -50,26 +68,30 @@ class Row:
     spills: int
     total: int
     loop: float
+    epilogue: float
 
     def __str__(self) -> str:
         numbers = (self.stages, f"{self.smem:,}", self.registers, self.stack, self.local, self.spills, self.total)
-        return f"| {self.kernel} | {' | '.join(map(str, numbers))} | {self.loop:g} |"
+        return f"| {self.kernel} | {' | '.join(map(str, numbers))} | {self.loop:g} | {self.epilogue:g} |"
 
 
 HEADER = """\
-| kernel | stages | dynamic shared memory | registers | stack | local memory | spills | instructions | of MMA a K tile |
-|---|---|---|---|---|---|---|---|---|"""
+| kernel | stages | dynamic shared memory | registers | stack | local memory | spills | instructions \
+| of MMA a K tile | of the epilogue a tile |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
-def ours(n: int) -> Row:
-    target = target_named("b200")
-    parts = compile_kernel(target, Config(tile=(128, n)), Problem(m=128, n=n, k=256, out_dtype="bf16"))
-    geometry = Geometry(n)
-    return row(f"blockscale 128 x {n}", geometry.slots, geometry.smem_bytes, parts["cubin"])
+def ours(config: Config) -> Row:
+    target, (rows, columns) = target_named("b200"), config.tile
+    parts = compile_kernel(target, config, Problem(m=rows, n=columns, k=256, out_dtype="bf16"))
+    sizes = geometry(config, target)
+    rest = str(config).removeprefix(f"tile {rows}x{columns}").removeprefix(", ")
+    name = f"blockscale {rows} x {columns}" + f" ({rest})" * bool(rest)
+    return row(name, columns, sizes.slots, sizes.smem_bytes, parts["cubin"])
 
 
-def theirs(n: int) -> Row:
-    kernel = nvidia.PersistentDenseBlockScaledGemmKernel(16, (128, n), (1, 1))
+def theirs(tile: tuple[int, int]) -> Row:
+    kernel = nvidia.PersistentDenseBlockScaledGemmKernel(16, tile, (tile[0] // 128, 1))
     code, scale = (cutlass.Float4E2M1FN, 16), (cutlass.Float8E4M3FN, 32)
     pointers = [
         make_ptr(dtype, 0, cutlass.AddressSpace.gmem, assumed_align=align)
@@ -81,10 +103,11 @@ def theirs(n: int) -> Row:
         options = f"--gpu-arch sm_100a --keep-cubin --dump-dir {directory}"
         function = cute.compile(kernel, *pointers, layouts, size, 148, make_fake_stream(), lambda x: x, options=options)
         cubin = function.__cubin__
-    return row(f"NVIDIA 128 x {n}", kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
+    name = f"NVIDIA {tile[0]} x {tile[1]}"
+    return row(name, tile[1], kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
 
 
-def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
+def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -106,6 +129,7 @@ def row(kernel: str, stages: int, smem: int, cubin: bytes) -> Row:
         spills,
         len(texts),
         len(loop) * MMAS_A_K_TILE / mmas,
+        epilogue(listing, columns),
     )
 
 
@@ -124,6 +148,52 @@ def instructions(sass: str) -> Iterator[tuple[str, str]]:
             labels = []
 
 
+def epilogue(listing: list[tuple[str, str]], columns: int) -> float:
+    """Instructions for a tile of so many columns: once around by way of a wait, and the rest of the loads without."""
+    loads = [i for i, (_, text) in enumerate(listing) if LOAD.search(text)]
+    around = [way for i in loads if (way := shortest(listing, i, waits=False))]
+    total, loaded = min(way for i in loads if (way := shortest(listing, i, waits=True)))
+    if loaded < columns:
+        length, step = min(around)
+        total += length * (columns - loaded) / step
+    return total
+
+
+def shortest(listing: list[tuple[str, str]], start: int, waits: bool) -> tuple[int, int] | None:
+    """(instructions, columns loaded) of the shortest way from a load back to it, by a store, and by a wait or none."""
+    after = successors(listing)
+    ways = [(0, 0, start, False, False)]
+    done: set[tuple[int, bool, bool]] = set()
+    while ways:
+        length, columns, at, stored, waited = heapq.heappop(ways)
+        if length and at == start and stored and waited == waits:
+            return length, columns
+        if (at, stored, waited) in done or (length and at == start):
+            continue
+        done.add((at, stored, waited))
+        text = listing[at][1]
+        stored, waited = stored or bool(STORE.search(text)), waited or WAIT in text
+        if load := LOAD.search(text):
+            columns += int(load[1])
+        if waits or not waited:
+            for following in after[at]:
+                heapq.heappush(ways, (length + 1, columns, following, stored, waited))
+    return None
+
+
+def successors(listing: list[tuple[str, str]]) -> list[list[int]]:
+    """Which instructions may come after each."""
+    place = {label: i for i, (labels, _) in enumerate(listing) for label in labels.split()}
+    after = []
+    for i, (_, text) in enumerate(listing):
+        following = [i + 1] if i + 1 < len(listing) and not re.match(r"EXIT|RET", text) else []
+        if branch := re.search(r"\bBRA\b.*\((\.L_x_\d+)\)", text):
+            conditional = re.match(r"@|BRA\.U !?UP\d", text)
+            following = [place[branch[1]], *(following if conditional else [])]
+        after.append(following)
+    return after
+
+
 def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
     """The instructions of the smallest loop with a tensor-core instruction: from a label to a branch back to it."""
     place = {label: i for i, (labels, _) in enumerate(listing) for label in labels.split()}
@@ -136,7 +206,8 @@ def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
 
 
 def main(path: str) -> None:
-    rows = [make(n) for n in TILES_N for make in (ours, theirs)]
+    rows = [row for tile in TILES for row in (ours(Config(tile)), theirs(tile))]
+    rows += map(ours, MORE)
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
     )
@@ -145,8 +216,10 @@ def main(path: str) -> None:
 # The sm_100 kernels in SASS
 
 Written by `tools/sass_table.py` with {versions}
-and nvdisasm {disassembler}: one CTA, NVFP4 to bf16, as compiled for sm_100a. Nothing here was run on a GPU. The last
-column counts the instructions of the loop that issues the tensor-core instructions, for 256 elements of k.
+and nvdisasm {disassembler}: NVFP4 to bf16, as compiled for sm_100a; tiles of 256 rows
+are those of a pair of CTAs. Nothing here was run on a GPU. The last columns count the instructions of the loop
+that issues the tensor-core instructions, for 256 elements of k, and those of an epilogue's warp for a tile, of which
+our multiplications by alpha are half as many as the tile has columns.
 
 {HEADER}
 """

@@ -15,7 +15,7 @@ from blockscale.quantize import quantize
 from blockscale.tensor import NVFP4Tensor
 
 if TYPE_CHECKING:
-    from blockscale import nn
+    from blockscale import ladder, nn
     from blockscale.checkpoints import load_checkpoint, save_checkpoint
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "explain",
     "gemm",
     "grouped_gemm",
+    "ladder",
     "load_checkpoint",
     "nn",
     "persisting_l2",
@@ -41,8 +42,8 @@ _CHECKPOINTS = ("load_checkpoint", "save_checkpoint")
 
 def __getattr__(name: str) -> Any:
     """What not every program needs is imported when it is asked for: it would make a third of the import's time."""
-    if name == "nn":
-        return import_module("blockscale.nn")
+    if name in ("ladder", "nn"):
+        return import_module(f"blockscale.{name}")
     if name in _CHECKPOINTS:
         return getattr(import_module("blockscale.checkpoints"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

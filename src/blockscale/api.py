@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, calls, heuristics, ops, threads
+from blockscale import arguments, backends, calls, families, heuristics, ops, threads
 from blockscale.backends import gpu
 from blockscale.config import Config
-from blockscale.problem import Problem
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
 
@@ -35,7 +34,7 @@ def gemm(
     bias: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
-    out: Tensor | None = None,
+    out: Tensor | NVFP4Tensor | None = None,
     config: Config | None = None,
     backend: str | None = None,
     invariant: bool = False,
@@ -54,45 +53,57 @@ def gemm(
         bias: (N,) fp16, bf16 or fp32, added in fp32 after alpha.
         activation: None, "relu", "gelu" (the exact form, with erf) or "silu".
         out_dtype: fp16, bf16 or fp32.
-        out: where to write, of shape (..., M, N) and dtype `out_dtype`, apart from every input; it is returned.
+        out: where to write, of shape (..., M, N) and dtype `out_dtype`, apart from every input; it is returned. An
+            NVFP4Tensor (see `NVFP4Tensor.zeros`) gets the bits of `quantize(y, global_scale=out.global_scale,
+            nonfinite="saturate")`, y being the fp32 result; leave `out_dtype` out then, or say float4_e2m1fn_x2.
         config: how a GPU's kernel is to do it, see `config_for`; None to let the heuristics choose. None on the CPU.
         backend: None to choose by the operands' device, or a name from `available_backends()`.
         invariant: a row's bits do not depend on the other rows (slower).
 
     Returns:
         The result, within the contract: |y - exact| <= rounding of out_dtype + c x sum_k |a||b| x |alpha|, with
-        c = 2^-20 on the CPU and (4 + K/1024) x 2^-20 on tensor cores.
+        c = 2^-20 on the CPU and (4 + K/1024) x 2^-20 on tensor cores. A bias adds 2^-24 x (|bias| + |exact|), and an
+        activation multiplies all but the rounding by its largest slope, 1.13 at most: its own error is one of its
+        argument, beside which a result in the tail of gelu or silu may be small, or come out as 0.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
         RuntimeError: a kernel has to be compiled and cannot be, or CUDA refuses.
     """
-    if ops.must_trace(_codes(a), _codes(b), alpha, bias, out) or ops.needs_gradient(a, alpha, bias):
+    if ops.must_trace(_codes(a), _codes(b), alpha, bias, _codes(out)) or ops.needs_gradient(a, alpha, bias):
         options = _Options(activation, out_dtype, config, backend, invariant)
         return calls.gemm((a, a_sf), (b, b_sf), k, sf_layout, options, alpha, bias, out)
     signature = None
-    if a_sf is None and b_sf is None and bias is None and type(invariant) is bool:
-        signature = gpu.signature(a, b, out, alpha, k, sf_layout, activation, out_dtype, config, backend, invariant)
+    if a_sf is None and b_sf is None and type(invariant) is bool:
+        options_given = k, sf_layout, activation, out_dtype, config, backend, invariant
+        signature = gpu.signature(a, b, out, alpha, bias, options_given)
         if signature is not None and (call := gpu.find(signature)) is not None:
-            return call(a, b, out, alpha)  # type: ignore[arg-type] # the signature holds their types
+            return call(a, b, out, alpha, bias)  # type: ignore # the signature holds their types
     left = arguments.operand("a", a, a_sf, k, sf_layout)
     right = arguments.check_pair(left, arguments.operand("b", b, b_sf, k, sf_layout))
     if k is not None and a_sf is None and b_sf is None:
         raise ValueError(f"k: {k}, but it goes with raw operands only; an NVFP4Tensor carries its shape")
     shape = (*arguments.batch_shape(left, right), left.shape[-2], right.shape[-2])
-    options = _Options(activation, out_dtype, config, backend, invariant)
-    target = arguments.output("out", out, shape, out_dtype, right.device)
+    target: Tensor | NVFP4Tensor
+    if isinstance(out, NVFP4Tensor):
+        options = _Options(activation, torch.float32, config, backend, invariant)
+        target = arguments.quantised_output(out, shape, out_dtype, right.device)
+    else:
+        options = _Options(activation, out_dtype, config, backend, invariant)
+        target = arguments.output("out", out, shape, out_dtype, right.device)
     if out is not None:
         inputs = {"a": a, "b": b, "a_sf": a_sf, "b_sf": b_sf, "alpha": alpha, "bias": bias}
         arguments.check_overlap({"out": out}, inputs)
     (call,) = options.run([_Problem(left, right, target, alpha, bias)], right.device)
     if signature is not None and call is not None:
         gpu.remember(signature, call)
-    return target
+    return target  # type: ignore[return-value] # an NVFP4Tensor where `out` is one, and there alone
 
 
 def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
-    """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results.
+    """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results; on Hopper the
+    activation is bf16 and the weight in layout "fragment", and from 4,096 rows on `gemm` takes a configuration only
+    where it is given one, and expands the weight otherwise.
 
     Args:
         gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.
@@ -100,13 +111,14 @@ def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
     Raises:
         TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
     """
-    return heuristics.choose(Problem(m, n, k), backends.target_asked(gpu)).config
+    target = backends.target_asked(gpu)
+    return heuristics.choose(families.usual(m, n, k, target), target).config
 
 
 def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
     """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
     target = backends.target_asked(gpu)
-    choice = heuristics.choose(Problem(m, n, k), target)
+    choice = heuristics.choose(families.usual(m, n, k, target), target)
     head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
     return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
 
@@ -178,7 +190,7 @@ class _Problem:
 
     a: NVFP4Tensor | Tensor
     b: NVFP4Tensor
-    out: Tensor
+    out: Tensor | NVFP4Tensor
     alpha: float | Tensor | None
     bias: Tensor | None
 

@@ -4,6 +4,7 @@ allowed."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from blockscale.formats.layouts import ATOMS, GROUPED, LINEAR
-from blockscale.tensor import FLOAT_DTYPES, NVFP4Tensor, as_float
+from blockscale.tensor import FLOAT_DTYPES, LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, NVFP4Tensor, as_float
 
 ACTIVATIONS = (None, "relu", "gelu", "silu")
-_PACKED_DTYPES = (torch.uint8, torch.float4_e2m1fn_x2)
+NVFP4_DTYPE = torch.float4_e2m1fn_x2
+_PACKED_DTYPES = (torch.uint8, NVFP4_DTYPE)
 
 
 def kind(x: Any) -> str:
@@ -126,7 +128,24 @@ def check_activation(activation: str | None) -> str | None:
 
 def check_out_dtype(dtype: torch.dtype) -> None:
     if dtype not in FLOAT_DTYPES:
-        raise TypeError(f"out_dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}")
+        hint = ", or an NVFP4Tensor as out, see NVFP4Tensor.zeros" if dtype == NVFP4_DTYPE else ""
+        raise TypeError(f"out_dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}{hint}")
+
+
+def quantised_output(out: NVFP4Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> NVFP4Tensor:
+    """`out`, checked: what the result is quantised into, with the global scale that it has."""
+    if dtype not in (torch.bfloat16, NVFP4_DTYPE):
+        raise TypeError(f"out_dtype: {dtype}, but out is an NVFP4Tensor; expected {NVFP4_DTYPE} or the default")
+    if out.shape != shape or out.device != device:
+        raise ValueError(f"out: shape {tuple(out.shape)} on {out.device}, expected {tuple(shape)} on {device}")
+    if out.layout not in (LINEAR, ATOMS):
+        raise ValueError(f"out: layout {out.layout!r}, expected 'linear' or '128x4'")
+    for part in (out.codes, out.scales):
+        if type(part) is not Tensor or not part.is_contiguous():
+            raise ValueError("out: its codes or scales have gaps; expected contiguous ones, as NVFP4Tensor.zeros makes")
+    if device.type == "cpu" and not SMALLEST_GLOBAL_SCALE <= float(out.global_scale) <= LARGEST_GLOBAL_SCALE:
+        raise ValueError(f"out: global scale {float(out.global_scale)}, expected 2^-126 to {LARGEST_GLOBAL_SCALE:.4g}")
+    return out
 
 
 def output(name: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -145,9 +164,12 @@ def output(name: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, devi
     return out
 
 
-def check_overlap(outputs: dict[str, Tensor], inputs: dict[str, Any]) -> None:
-    """That no output shares memory with an input or with another output."""
-    pieces = [(name, t, True) for name, t in outputs.items()]
+def check_overlap(outputs: Mapping[str, Tensor | NVFP4Tensor], inputs: dict[str, Any]) -> None:
+    """That no output shares memory with an input or with another output; a global scale is an input."""
+    outs = {name: [t] if isinstance(t, Tensor) else [t.codes, t.scales] for name, t in outputs.items()}
+    units = {f"{name}.global_scale": t.global_scale for name, t in outputs.items() if isinstance(t, NVFP4Tensor)}
+    inputs = inputs | units
+    pieces = [(name, t, True) for name, parts in outs.items() for t in parts]
     pieces += [(name, t, False) for name, value in inputs.items() for t in _parts(value)]
     ranges = sorted(
         (*_address_range(t), i) for i, (_, t, _) in enumerate(pieces) if t.numel() and t.device.type != "meta"

@@ -50,9 +50,13 @@ def gemm(
     options: Options,
     alpha: float | Tensor | None,
     bias: Tensor | None,
-    out: Tensor | None,
+    out: Tensor | NVFP4Tensor | None,
 ) -> Tensor:
     """`blockscale.gemm` of operands that are each (values or codes, scales of the raw form)."""
+    if isinstance(out, NVFP4Tensor):
+        raise ValueError(
+            "out: an NVFP4Tensor, which a call that is traced or differentiated cannot write; expected None"
+        )
     parts = _part("a", *a, k, layout), _part("b", *b, k, layout, weight=True)
     return _call("gemm", parts, (), options, alpha, bias, out)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -16,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blockscale import entry, store
+from blockscale import families, store
 from blockscale.config import Config
+from blockscale.entry import Entry
+from blockscale.kernels.waits import before_the_wait
 from blockscale.problem import Problem, Target
 from blockscale.store import COMPILER, FUNCTION
 
-KERNELS = {"sm100": ("blockscale.kernels.sm100", "Sm100Gemm")}
 INSTALL = "pip install '.[kernels]' in a clone of the repository (Linux)"
 RUNTIME = Path(__file__).parent / "launch" / "runtime.c"
 
@@ -40,15 +40,20 @@ def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str
     `check_compiler` has passed too.
 
     Raises:
-        CompileError: the compiler refuses.
+        CompileError: the compiler refuses, or a dependent launch would not wait for what it reads.
     """
-    module, name = KERNELS[target.backend]
-    kernel = getattr(importlib.import_module(module), name)(
-        **config.code(), out_dtype=problem.out_dtype, smem=target.smem
-    )
-    _check_entry(kernel)
-    arguments = traced_arguments(problem.out_dtype)
-    return compile_function(kernel, arguments, target.arch, f"{config}, {problem.out_dtype}")
+    family = families.of(target)
+    kernel = family.kernel(problem, target, config)
+    _check_entry(kernel, family.ENTRY)
+    arguments = traced_arguments(family.ENTRY, problem)
+    what = f"{config}, {problem.out_dtype}"
+    parts = compile_function(kernel, arguments, target.arch, what)
+    if config.pdl and (early := family.premature(config, before_the_wait(parts["ptx"].decode()))):
+        raise CompileError(
+            f"{what} for {target.arch}: it may start before the kernel ahead of it has ended, and yet "
+            f"{early[0]!r} touches global memory before griddepcontrol.wait"
+        )
+    return parts
 
 
 def check_compiler() -> None:
@@ -138,8 +143,8 @@ def link(host_object: Path) -> dict[str, bytes] | None:
         return {"library": library.read_bytes()}
 
 
-def traced_arguments(out_dtype: str) -> list[Any]:
-    """What a kernel's `__call__` is traced with: the types of `entry`'s arguments, no addresses and no sizes."""
+def traced_arguments(entry: Entry, problem: Problem) -> list[Any]:
+    """What a kernel's `__call__` is traced with: the types of the entry's arguments, no addresses and no sizes."""
     import cutlass
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream, make_ptr
@@ -153,18 +158,17 @@ def traced_arguments(out_dtype: str) -> list[Any]:
         "fp32": cutlass.Float32,
         "fp64": cutlass.Float64,
     }
-    types["result"] = types[out_dtype]
+    types["nvfp4"] = types["uint8"]  # codes
+    types |= {f"problem.{name}": types[getattr(problem, name) or "fp32"] for name in ("a", "bias", "out_dtype")}
     pointers = [
-        make_ptr(
-            types[name], 0, cute.AddressSpace.gmem, assumed_align=16 if name == "uint8" else types[name].width // 8
-        )
-        for name in entry.POINTERS.values()
+        make_ptr(types[kind], 0, cute.AddressSpace.gmem, assumed_align=align or types[kind].width // 8)
+        for kind, align in entry.pointers.values()
     ]
-    return [*pointers, *(types[name](0) for name in entry.VALUES.values()), make_fake_stream()]
+    return [*pointers, *(types[kind](0) for kind in entry.values.values()), make_fake_stream()]
 
 
-def _check_entry(kernel: Any) -> None:
+def _check_entry(kernel: Any, entry: Entry) -> None:
     """That a kernel takes what a plan passes: it would be a mistake of ours, which no compiler sees."""
     taken = tuple(inspect.signature(type(kernel).__call__).parameters)[1:]
-    if taken != entry.ARGUMENTS:
-        raise TypeError(f"{type(kernel).__name__} takes {taken}, expected {entry.ARGUMENTS}")
+    if taken != entry.arguments:
+        raise TypeError(f"{type(kernel).__name__} takes {taken}, expected {entry.arguments}")

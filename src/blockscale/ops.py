@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.formats import layouts
-from blockscale.formats.layouts import ATOMS, GROUPED, K_ALIGN, ROW_ALIGN, blocks, round_up
+from blockscale.formats import fragment, layouts
+from blockscale.formats.layouts import ATOMS, FRAGMENT, GROUPED, K_ALIGN, ROW_ALIGN, blocks, round_up
 
 _OPERAND = "Tensor {0}, Tensor? {0}_scales, Tensor? {0}_unit, Tensor? {0}_groups, str {0}_layout"
 _PAIR = f"{_OPERAND.format('a')}, {_OPERAND.format('b')}, SymInt k"
@@ -52,13 +52,21 @@ NAMES = {
 
 class Operand(NamedTuple):
     """An operand's part of a schema: codes with `scales` (uint8) and `unit`, the global scale, None where alpha carries
-    it; or values without."""
+    it; or values without. In layout "fragment", whose codes do not show the number of rows, `scales` (rows, 0) do."""
 
     data: Tensor
     scales: Tensor | None
     unit: Tensor | None
     groups: Tensor | None
     layout: str
+
+
+def outer_sizes(codes: Tensor, scales: Tensor | None, layout: str) -> Sequence[int]:
+    """All logical sizes (..., M) of an operand but K."""
+    if layout != FRAGMENT:
+        return codes.shape[:-1]
+    assert scales is not None
+    return (*codes.shape[:-3], scales.shape[0])
 
 
 class Epilogue(NamedTuple):
@@ -120,6 +128,8 @@ def needs_gradient(*values: Any) -> bool:
 def scale_shape(shape: Sequence[int], layout: str, groups: int | None) -> tuple[int, ...]:
     """The shape of the scales of a tensor (..., M, K); dimensions may be symbolic."""
     *batch, rows, k = shape
+    if layout == FRAGMENT:
+        return (0,)
     if layout == ATOMS:
         rows = round_up(rows, ROW_ALIGN)
     elif layout == GROUPED:
@@ -145,8 +155,11 @@ def _fake(operator: str) -> Callable[[Callable[[SimpleNamespace], Any]], None]:
 @_fake("quantize")
 def _(call: SimpleNamespace) -> tuple[Tensor, Tensor, Tensor]:
     x, groups = call.x, None if call.group_sizes is None else call.group_sizes.shape[0]
+    *batch, rows, k = x.shape
+    packed = call.layout == FRAGMENT
+    codes = fragment.shape(batch, rows, blocks(k)) if packed else (*batch, rows, round_up(k, K_ALIGN) // 2)
     return (
-        x.new_empty((*x.shape[:-1], round_up(x.shape[-1], K_ALIGN) // 2), dtype=torch.uint8),
+        x.new_empty(codes, dtype=torch.uint8),
         x.new_empty(scale_shape(x.shape, call.layout, groups), dtype=torch.uint8),
         x.new_empty((), dtype=torch.float32),
     )
@@ -159,28 +172,40 @@ def _(call: SimpleNamespace) -> Tensor:
 
 @_fake("dequantize")
 def _(call: SimpleNamespace) -> Tensor:
-    return torch.empty((*call.t.shape[:-1], call.k), dtype=call.dtype, device=call.t.device)
+    rows = outer_sizes(call.t, call.t_scales, call.t_layout)
+    return torch.empty((*rows, call.k), dtype=call.dtype, device=call.t.device)
 
 
 @_fake("gemm")
 def _(call: SimpleNamespace) -> Tensor:
     _check_sizes(call)
-    batch = torch.broadcast_shapes(call.a.shape[:-2], call.b.shape[:-2])  # type: ignore[no-untyped-call]
-    shape = (*batch, call.a.shape[-2], call.b.shape[-2])
+    (*batch_a, m), (*batch_b, n) = _outer_sizes(call)
+    shape = (*torch.broadcast_shapes(batch_a, batch_b), m, n)  # type: ignore[no-untyped-call]
     return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
 
 
 @_fake("grouped_gemm")
 def _(call: SimpleNamespace) -> Tensor:
     _check_sizes(call)
-    return torch.empty((*call.a.shape[:-1], call.b.shape[-2]), dtype=call.out_dtype, device=call.a.device)
+    rows, (*_, n) = _outer_sizes(call)
+    shape = (*rows, n)
+    return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
+
+
+def _outer_sizes(call: SimpleNamespace) -> tuple[Sequence[int], Sequence[int]]:
+    """Of both operands."""
+    return (
+        outer_sizes(call.a, call.a_scales, call.a_layout),
+        outer_sizes(call.b, call.b_scales, call.b_layout),
+    )
 
 
 def _check_sizes(call: SimpleNamespace) -> None:
     if call.a_scales is None and call.a.shape[-1] != call.k:
         raise ValueError(f"a: K = {call.a.shape[-1]}, but b has K = {call.k}")
-    if call.bias is not None and call.bias.shape[-1] != call.b.shape[-2]:
-        raise ValueError(f"bias: shape {tuple(call.bias.shape)}, but b has N = {call.b.shape[-2]}")
+    n = _outer_sizes(call)[1][-1]
+    if call.bias is not None and call.bias.shape[-1] != n:
+        raise ValueError(f"bias: shape {tuple(call.bias.shape)}, but b has N = {n}")
 
 
 def _gradient_shapes(call: SimpleNamespace) -> tuple[Tensor, ...]:

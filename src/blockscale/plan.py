@@ -12,11 +12,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from blockscale import heuristics, store
-from blockscale.config import Config, tile_count
-from blockscale.entry import POINTERS, VALUES
-from blockscale.formats.layouts import ROW_ALIGN, blocks, round_up
-from blockscale.problem import OUT_BYTES, Problem, Target
+from blockscale import families, heuristics, store
+from blockscale.config import Config
+from blockscale.problem import Problem, Target
 
 Function = Callable[..., Any]
 MOST_PLANS = 4096  # of a device
@@ -46,10 +44,11 @@ class Plan:
 
     Attributes:
         ld_out: elements between rows of the result.
-        sizes: bytes behind each of `entry.POINTERS`. values: those of `entry.VALUES` from the second on.
+        sizes: bytes behind each of the entry's pointers. values: the entry's, from the second on.
     """
 
     launcher: Launcher
+    family: families.Family
     function: Function
     config: Config
     ld_out: int
@@ -57,7 +56,7 @@ class Plan:
     values: tuple[int, ...]
 
     def run(self, pointers: Sequence[int], factor: float) -> None:
-        """Launch with the addresses of `entry.POINTERS`; the result is multiplied by `factor` too."""
+        """Launch with the addresses of the entry's pointers; the result is multiplied by `factor` too."""
         self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values))
 
 
@@ -85,20 +84,12 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
     target = launcher.target
     config = configure(problem, target, config)
     function = _function(problem, launcher, config)
-    values = {
-        "m": problem.m,
-        "n": problem.n,
-        "k": 16 * blocks(problem.k),
-        "ld_out": ld_out,
-        "batch": problem.batch,
-        "batch_a": problem.batch_a,
-        "batch_b": problem.batch_b,
-        "ctas": min(tile_count(problem, config), config.ctas or target.sms),
-    }
-    sizes = _sizes(problem, ld_out)
-    _, *rest = VALUES  # the factor is the call's
-    in_order = tuple(sizes[name] for name in POINTERS), tuple(values[name] for name in rest)
-    return Plan(launcher, function, config, ld_out, *in_order)
+    family = families.of(target)
+    sizes = family.sizes(problem, ld_out)
+    values = family.values(problem, target, config, ld_out)
+    _, *rest = family.ENTRY.values  # the factor is the call's
+    in_order = tuple(sizes[name] for name in family.ENTRY.pointers), tuple(values[name] for name in rest)
+    return Plan(launcher, family, function, config, ld_out, *in_order)
 
 
 def _function(problem: Problem, launcher: Launcher, config: Config) -> Function:
@@ -163,26 +154,3 @@ def _keep(origin: Mapping[str, Any], parts: Mapping[str, bytes], kept: store.Sto
         text = f"{kept.root} cannot be written ({error}): a compiled kernel is kept for this process alone"
         warnings.warn(f"{text}; BLOCKSCALE_CACHE names another directory", RuntimeWarning, stacklevel=2)
         return store.private_store().put(origin, parts)
-
-
-def _sizes(problem: Problem, ld_out: int) -> dict[str, int]:
-    """Bytes behind each pointer."""
-    columns = blocks(problem.k)
-
-    def codes(rows: int, batch: int) -> int:
-        return batch * rows * 8 * columns
-
-    def scales(rows: int, batch: int) -> int:
-        return batch * round_up(rows, ROW_ALIGN) * columns
-
-    rows = problem.batch * problem.m
-    return {
-        "a": codes(problem.m, problem.batch_a),
-        "b": codes(problem.n, problem.batch_b),
-        "sfa": scales(problem.m, problem.batch_a),
-        "sfb": scales(problem.n, problem.batch_b),
-        "out": ((rows - 1) * ld_out + problem.n) * OUT_BYTES[problem.out_dtype],
-        "unit_a": 4,
-        "unit_b": 4,
-        "alpha": 4,
-    }

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 OUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}  # of an element
-OUT_DTYPES = tuple(OUT_BYTES)
+NVFP4 = "nvfp4"
+OUT_DTYPES = (*OUT_BYTES, NVFP4)
 OPERANDS_A = ("nvfp4", "fp16", "bf16", "fp32")
 OPERANDS_B = ("nvfp4",)
+BIASES = (None, *OUT_BYTES)
 ACTIVATIONS = (None, "relu", "gelu", "silu")
 
 
@@ -24,6 +26,7 @@ class Target:
         name: a GPU of this kind, as `--gpu` and `gpu=` take it.
         sms: multiprocessors.
         smem: bytes of dynamic shared memory that a CTA may have.
+        l2: bytes of L2 cache.
     """
 
     arch: str
@@ -32,13 +35,16 @@ class Target:
     name: str
     sms: int
     smem: int
+    l2: int = 0
 
 
-TARGETS = (Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448),)
+TARGETS = (
+    Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),
+    Target("sm_90a", "sm90", (9, 0), "h200", sms=132, smem=232_448, l2=50 * 2**20),
+)
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
 WITHOUT_KERNELS = {
-    **dict.fromkeys(("sm_90a", "h100", "h200"), "Hopper (H100, H200)"),
     **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",
@@ -81,8 +87,8 @@ class Problem:
         m, n, k: the logical sizes; any m, n >= 1 and k >= 1.
         batch: matrices of the result; batch_a, batch_b: those of the operands, 1 (shared by all) or `batch`.
         a, b: what the operands hold: "nvfp4", or for `a` "fp16", "bf16" or "fp32" (weight-only).
-        out_dtype: "fp16", "bf16" or "fp32".
-        bias: whether a bias (n,) is added. activation: None, "relu", "gelu" or "silu".
+        out_dtype: "fp16", "bf16", "fp32", or "nvfp4": quantised with a global scale that is given.
+        bias: the dtype of a bias (n,), "fp16", "bf16" or "fp32", or None. activation: None, "relu", "gelu" or "silu".
         invariant: a row's bits must not depend on the other rows: nothing may be chosen by m.
     """
 
@@ -95,7 +101,7 @@ class Problem:
     a: str = "nvfp4"
     b: str = "nvfp4"
     out_dtype: str = "bf16"
-    bias: bool = False
+    bias: str | None = None
     activation: str | None = None
     invariant: bool = False
 
@@ -111,6 +117,7 @@ class Problem:
         _check_one_of("a", self.a, OPERANDS_A)
         _check_one_of("b", self.b, OPERANDS_B)
         _check_one_of("out_dtype", self.out_dtype, OUT_DTYPES)
+        _check_one_of("bias", self.bias, BIASES)
         _check_one_of("activation", self.activation, ACTIVATIONS)
 
 

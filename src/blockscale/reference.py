@@ -61,6 +61,8 @@ def scale_index(t: NVFP4Tensor) -> npt.NDArray[np.int64]:
 
 def dequantize(t: NVFP4Tensor) -> Tensor:
     """code x scale x global scale, (..., M, K) float64, exact."""
+    if t.layout == "fragment":  # judged apart, by its own definition
+        t = t.with_layout("linear")
     *batch, rows, k = t.shape
     count = math.prod(batch)
     packed = t.codes.cpu().view(torch.uint8).numpy().reshape(count, rows, t.codes.shape[-1])
@@ -144,6 +146,11 @@ def gemm(
     y = values(a) @ values(b).mT * (1.0 if alpha is None else float(alpha))
     if bias is not None:
         y = y + bias.detach().cpu().double()
+    return activate(y, activation)
+
+
+def activate(y: Tensor, activation: str | None) -> Tensor:
+    """None, "relu", "gelu" (with erf) or "silu" of float64 values."""
     return _ACTIVATIONS[activation](y)
 
 

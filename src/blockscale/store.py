@@ -13,6 +13,7 @@ compiles and the last rename wins, with equal right.
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import functools
@@ -30,12 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockscale import families
 from blockscale.config import Config
 from blockscale.problem import Problem, Target
 
 COMPILER = "4.8.1"  # of nvidia-cutlass-dsl: the one version that kernels are compiled with
 FUNCTION = "blockscale_gemm"  # what every artefact exports
-FORMAT = 1
+FORMAT = 2
 SUFFIXES = {"object": ".o", "library": ".so", "ptx": ".ptx", "cubin": ".cubin"}
 REQUIRED = {"object", "ptx", "cubin"}
 
@@ -62,15 +64,17 @@ class Artefact:
 
 def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
     """Every input that decides a kernel's code: no size of the problem, no address, nothing of this process."""
+    family, code = families.of(target), families.code(config, target)
     return {
         "format": FORMAT,
         "function": FUNCTION,
         "compiler": COMPILER,
         "machine": platform.machine(),  # of the host code
-        "sources": _sources(),
+        "sources": sources(family.KERNEL),
+        "entry": family.ENTRY.table(),
         "arch": target.arch,
         "smem": target.smem,
-        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.code().items()},
+        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in code.items()},
         "a": problem.a,
         "b": problem.b,
         "out_dtype": problem.out_dtype,
@@ -85,19 +89,33 @@ def key_of(origin: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def _sources() -> str:
-    """A digest of the text of every file that writes code."""
+def sources(kernel: str) -> str:
+    """A digest of the text of every file that writes the code of the kernel in module `kernel`."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in [
-        here / "compile.py",
-        here / "entry.py",
-        here / "launch" / "runtime.c",
-        *sorted((here / "kernels").rglob("*.py")),
-    ]:
+    for path in [here / "compile.py", here / "launch" / "runtime.c", *_imported(kernel)]:
         text = path.read_bytes()
         digest.update(f"{path.relative_to(here).as_posix()} {len(text)}\n".encode() + text)
     return digest.hexdigest()
+
+
+def _imported(module: str) -> list[Path]:
+    """The files of a module and of all of this package that it imports, and so on, in order."""
+    root = Path(__file__).parents[1]
+    found: set[Path] = set()
+    wanted = [module]
+    while wanted:
+        name = wanted.pop().replace(".", "/")
+        path = next((p for p in (root / f"{name}.py", root / name / "__init__.py") if p.exists()), None)
+        if path is None or path in found:  # a name within a module, or a module that was seen
+            continue
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                wanted += [alias.name for alias in node.names if alias.name.startswith("blockscale.")]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("blockscale."):
+                wanted += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return sorted(found)
 
 
 class Store:

@@ -17,20 +17,23 @@ import torch
 from torch import Tensor
 
 from blockscale import ops, threads
-from blockscale.formats import blocks, e4m3, layouts, packing
-from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
+from blockscale.formats import blocks, e4m3, fragment, layouts, packing
+from blockscale.formats.layouts import ATOMS, BLOCK, FRAGMENT, GROUPED, K_ALIGN, LAYOUTS, LINEAR, ROW_ALIGN, round_up
+from blockscale.tensor_checks import check_fragment, check_scale_shape, check_shape, full_index, unit_slice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FILE_FORMAT = "blockscale.nvfp4"
 _FILE_VERSION = "1"
+SMALLEST_GLOBAL_SCALE = 2.0**-126  # of a tensor that is quantised
 LARGEST_GLOBAL_SCALE = float(torch.finfo(torch.float32).max) / e4m3.MAX  # scale x global scale stays finite
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _kinds: dict[tuple[object, ...], int] = {}
 _MOST_KINDS = 16384
 _numbers = itertools.count()
 KERNEL_ALIGN = 16
+_DENSE = torch.contiguous_format
 _PIECE = 1 << 18  # elements that dequantize expands at a time
 
 
@@ -39,10 +42,11 @@ class NVFP4Tensor:
     """A matrix, or a batch of matrices, in NVFP4. Made by `quantize`, `from_parts` or `load`.
 
     Attributes:
-        codes: uint8 (..., M, K_pad/2), two E2M1 codes a byte, low nibble = even k; K_pad = K rounded up to 64.
-        scales: float8_e4m3fn, one for 16 consecutive k, arranged as `layout` says.
+        codes: uint8 (..., M, K_pad/2), two E2M1 codes a byte, low nibble = even k; K_pad = K rounded up to 64. In
+            layout "fragment" they hold the scales too, (..., ceil(M/16), ceil(K/128), 1152).
+        scales: float8_e4m3fn, one for 16 consecutive k, arranged as `layout` says; (0,) in layout "fragment".
         global_scale: fp32 (), a multiplier: value = code x (scale x global_scale).
-        layout: "linear", "128x4" or "128x4-grouped" (see `blockscale.formats.layouts`).
+        layout: "linear", "128x4", "128x4-grouped" or "fragment" (see `blockscale.formats.layouts`).
         shape: the logical shape (..., M, K). Padding is storage only and never observable.
         group_sizes: int32 (E,) for "128x4-grouped", otherwise None.
         scale_offsets: int32 (E + 1,) for "128x4-grouped": the scale row at which each group starts; otherwise None.
@@ -74,12 +78,14 @@ class NVFP4Tensor:
     ) -> Self:
         """Wrap existing codes and scales; no copy where K is a multiple of 64 and the bytes are contiguous and aligned.
 
+        In layout "fragment" K has to be one of 128 for that, and M one of 16: padding is cleared.
+
         Args:
             codes: uint8 or float4_e2m1fn_x2 (..., M, ceil(K/2)) or (..., M, K_pad/2).
             scales: float8_e4m3fn in `layout`; blocks padded to K_pad/16 or, if linear, ceil(K/16) of them.
                 The scales of "128x4" may also come flat.
             global_scale: the multiplier, a float or an fp32 tensor of one element.
-            shape: logical shape; by default K is twice the last dimension of `codes`.
+            shape: logical shape; by default K is twice the last dimension of `codes`. Layout "fragment" needs it.
             group_sizes: int (E,), for "128x4-grouped".
             check_values: look for scales and a global scale that the format does not allow. Default: on the CPU only,
                 since a look at a GPU's values makes the host wait. Scales in padding are never looked at.
@@ -102,17 +108,52 @@ class NVFP4Tensor:
         codes = packing.as_bytes(codes)
         if codes.ndim < 2:
             raise ValueError(f"codes: shape {tuple(codes.shape)}, expected at least 2 dimensions (..., M, K/2)")
-        size = _check_shape(codes, (*codes.shape[:-1], codes.shape[-1] * 2) if shape is None else shape)
+        if layout == FRAGMENT:
+            size = check_fragment(codes, scales, shape)
+        else:
+            size = check_shape(codes, (*codes.shape[:-1], codes.shape[-1] * 2) if shape is None else shape)
         if scales.device != codes.device:
             raise ValueError(f"scales: on {scales.device}, but codes are on {codes.device}")
         groups = _check_groups(group_sizes, layout, size, codes.device)
-        scales = _check_scale_shape(scales, layout, size, groups)
+        scales = check_scale_shape(scales, layout, size, groups)
         unit = as_global_scale(global_scale, codes.device)
         offsets = None if groups is None else layouts.scale_offsets(groups)
         made = cls(codes, scales, unit, layout, size, groups, offsets)._with_clean_columns(align)
         if check_values if check_values is not None else codes.device.type == "cpu":
             made._check_values()
         return made
+
+    @classmethod
+    def zeros(
+        cls,
+        shape: Sequence[int],
+        *,
+        global_scale: float | Tensor,
+        layout: str = "128x4",
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """A tensor of zeros, for instance as `out` of `gemm`, which quantises its result with this global scale.
+
+        Args:
+            shape: (..., M, K), M >= 0 and K >= 1.
+            global_scale: the multiplier, a float or an fp32 tensor of one element on `device`.
+            layout: "linear" or "128x4".
+
+        Raises:
+            TypeError, ValueError: naming the argument, what came and what is allowed.
+        """
+        check_layout(layout)
+        if layout not in (LINEAR, ATOMS):
+            raise ValueError(f"layout: {layout!r}, expected {LINEAR!r} or {ATOMS!r}")
+        if not isinstance(shape, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
+            raise TypeError(f"shape: {shape!r}, expected a sequence of integers")
+        if len(shape) < 2 or min(shape) < 0 or shape[-1] < 1:
+            raise ValueError(f"shape: {tuple(shape)}, expected (..., M, K) with M >= 0 and K >= 1")
+        columns = layouts.blocks(shape[-1])
+        rows = shape[-2] if layout == LINEAR else round_up(shape[-2], ROW_ALIGN)
+        codes = torch.zeros(*shape[:-1], columns * BLOCK // 2, dtype=torch.uint8, device=device)
+        scales = torch.zeros(*shape[:-2], rows, columns, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+        return cls.from_parts(codes, scales, global_scale, shape=shape, layout=layout)
 
     @property
     def device(self) -> torch.device:
@@ -149,6 +190,8 @@ class NVFP4Tensor:
         *_, rows, k = self.shape
         if self.layout == LINEAR:
             return self.scales
+        if self.layout == FRAGMENT:
+            return fragment.unpack(self.codes, rows, layouts.blocks(k))[1].view(torch.float8_e4m3fn)
         if self.layout == GROUPED:
             assert self.group_sizes is not None
             return layouts.unswizzle_grouped(self.scales, self.group_sizes, rows, layouts.blocks(k))
@@ -161,6 +204,8 @@ class NVFP4Tensor:
         if ops.must_trace(self.codes):
             made: Tensor = torch.ops.blockscale.dequantize(*self.operand(), self.shape[-1], dtype)
             return made
+        if self.layout == FRAGMENT:
+            return self.with_layout(LINEAR).dequantize(dtype)
         *_, k = self.shape
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
         codes, flat = self.codes.flatten(0, -2), out.view(-1, k)
@@ -180,7 +225,10 @@ class NVFP4Tensor:
 
     def operand(self) -> ops.Operand:
         """The parts as the operators of torch take them; the logical K goes beside them."""
-        return ops.Operand(self.codes, self.scales.view(torch.uint8), self.global_scale, self.group_sizes, self.layout)
+        scales = self.scales.view(torch.uint8)
+        if self.layout == FRAGMENT:
+            scales = scales.view(self.shape[-2], 0)
+        return ops.Operand(self.codes, scales, self.global_scale, self.group_sizes, self.layout)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same tensor on another device (itself if it is there already)."""
@@ -201,20 +249,34 @@ class NVFP4Tensor:
         )
 
     def with_layout(self, layout: str, group_sizes: Tensor | None = None) -> Self:
-        """The same values with the scales in `layout`; itself if nothing changes. `group_sizes` for "128x4-grouped"."""
+        """The same values with the scales in `layout`; itself if nothing changes. `group_sizes` for "128x4-grouped".
+
+        "fragment" is another order of the codes too, made once for a weight that Hopper's kernels are to read.
+        """
         check_layout(layout)
         if layout == self.layout and (group_sizes is None or layout != GROUPED):
             if group_sizes is not None:
                 raise ValueError(f"group_sizes: only for layout {GROUPED!r}, not {layout!r}")
             return self
         groups = _check_groups(group_sizes, layout, self.shape, self.device)
+        if self.layout == FRAGMENT:
+            return self._unpacked().with_layout(layout, group_sizes)
         linear = self.linear_scales()
+        if layout == FRAGMENT:
+            packed = fragment.pack(self.codes, linear.view(torch.uint8))
+            none = self.scales.new_empty(0)
+            return replace(self, codes=packed, scales=none, layout=layout, group_sizes=None, scale_offsets=None)
         if groups is not None:
             scales = layouts.swizzle_grouped(linear, groups)
         else:
             scales = linear if layout == LINEAR else layouts.swizzle(linear)
         offsets = None if groups is None else layouts.scale_offsets(groups)
         return replace(self, scales=scales, layout=layout, group_sizes=groups, scale_offsets=offsets)
+
+    def _unpacked(self) -> Self:
+        """From layout "fragment" to "linear"."""
+        codes, scales = fragment.unpack(self.codes, self.shape[-2], layouts.blocks(self.shape[-1]))
+        return replace(self, codes=codes, scales=scales.view(torch.float8_e4m3fn), layout=LINEAR)
 
     def with_divisor(self, divisor: Tensor) -> Self:
         """The same tensor carrying the divisor (fp32, one element) that its global scale is the reciprocal of."""
@@ -230,9 +292,11 @@ class NVFP4Tensor:
 
         Rows of "128x4-grouped" cannot be sliced: take `.with_layout("linear")` first.
         """
-        *lead, rows, cols = _full_index(index, self.ndim)
-        k0, k1 = _unit_slice(cols, self.shape[-1], "K")
-        r0, r1 = _unit_slice(rows, self.shape[-2], "M")
+        if self.layout == FRAGMENT:
+            return self._unpacked()[index].with_layout(FRAGMENT)
+        *lead, rows, cols = full_index(index, self.ndim)
+        k0, k1 = unit_slice(cols, self.shape[-1], "K")
+        r0, r1 = unit_slice(rows, self.shape[-2], "M")
         if k0 % BLOCK or (k1 % BLOCK and k1 != self.shape[-1]) or k1 <= k0:
             raise ValueError(
                 f"index: K slice {k0}:{k1} of K = {self.shape[-1]} must be non-empty and lie on multiples of {BLOCK}"
@@ -321,6 +385,10 @@ class NVFP4Tensor:
         """
         *_, k = self.shape
         codes, scales = self.codes, self.scales
+        if self.layout == FRAGMENT:
+            if self.shape[-2] % fragment.ROWS or k % fragment.DEPTH:
+                return self._unpacked()._with_clean_columns(align).with_layout(FRAGMENT)
+            return self if _is_dense(codes, align) else replace(self, codes=codes.clone(memory_format=_DENSE))
         columns = round_up(k, K_ALIGN) // 2
         if k % K_ALIGN or not _is_dense(codes, align):
             codes = codes.new_zeros(*codes.shape[:-1], columns)
@@ -366,7 +434,7 @@ def _is_dense(t: Tensor, align: int) -> bool:
 
 
 def check_layout(layout: str, name: str = "layout") -> None:
-    """Raise ValueError unless `layout` is one of the three tags."""
+    """Raise ValueError unless `layout` is one of the tags."""
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"{name}: {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
 
@@ -388,40 +456,6 @@ def check_group_sizes(group_sizes: Tensor, rows: int, device: torch.device, name
         if sum(sizes) != rows:
             raise ValueError(f"{name}: sum {sum(sizes)}, expected the number of rows, {rows}")
     return group_sizes.to(torch.int32)
-
-
-def _check_shape(codes: Tensor, shape: Sequence[int]) -> torch.Size:
-    """`shape` as a torch.Size, if it can be the logical shape of `codes`."""
-    if not isinstance(shape, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
-        raise TypeError(f"shape: {shape!r}, expected a sequence of integers")
-    size = torch.Size(shape)
-    if len(size) != codes.ndim or size[:-1] != codes.shape[:-1]:
-        raise ValueError(f"shape: {tuple(size)} does not match codes of shape {tuple(codes.shape)}")
-    k = size[-1]
-    if k < 1:
-        raise ValueError(f"shape: K = {k}, expected at least 1")
-    allowed = sorted({(k + 1) // 2, round_up(k, K_ALIGN) // 2})
-    if codes.shape[-1] not in allowed:
-        raise ValueError(f"codes: {codes.shape[-1]} bytes a row, expected {' or '.join(map(str, allowed))} for K = {k}")
-    return size
-
-
-def _check_scale_shape(scales: Tensor, layout: str, size: torch.Size, groups: Tensor | None) -> Tensor:
-    *batch, rows, k = size
-    columns = layouts.blocks(k)
-    if layout == LINEAR:
-        allowed = [torch.Size((*batch, rows, c)) for c in sorted({-(-k // BLOCK), columns})]
-    else:
-        padded = round_up(rows, ROW_ALIGN) if groups is None else layouts.grouped_rows(rows, len(groups))
-        allowed = [torch.Size((*batch, padded, columns))]
-    if scales.shape in allowed:
-        return scales
-    if layout != LINEAR and scales.ndim == 1 and scales.numel() == allowed[0].numel():
-        return scales.reshape(allowed[0])
-    raise ValueError(
-        f"scales: shape {tuple(scales.shape)}, expected {' or '.join(str(tuple(s)) for s in allowed)} "
-        f"for layout {layout!r} and logical shape {tuple(size)}"
-    )
 
 
 def _check_groups(group_sizes: Tensor | None, layout: str, size: torch.Size, device: torch.device) -> Tensor | None:
@@ -457,25 +491,3 @@ def as_float(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _full_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    index = index if isinstance(index, tuple) else (index,)
-    if index.count(Ellipsis) > 1 or len(index) - index.count(Ellipsis) > ndim:
-        raise IndexError(f"index: {len(index)} entries for {ndim} dimensions")
-    at = index.index(Ellipsis) if Ellipsis in index else len(index)
-    fill = (slice(None),) * (ndim - (len(index) - index.count(Ellipsis)))
-    full = (*index[:at], *fill, *index[at + 1 :])
-    for entry in full[:-2]:
-        if isinstance(entry, bool) or not isinstance(entry, (int, slice)):
-            raise TypeError(f"index: {type(entry).__name__} in a batch dimension, expected an integer or a slice")
-        if isinstance(entry, slice) and (entry.step or 1) < 1:
-            raise ValueError(f"index: {entry!r} in a batch dimension, expected a step of at least 1")
-    return full
-
-
-def _unit_slice(entry: Any, size: int, name: str) -> tuple[int, int]:
-    if not isinstance(entry, slice) or entry.step not in (None, 1):
-        raise TypeError(f"index: {entry!r} in dimension {name}, expected a slice of step 1")
-    start, stop, _ = entry.indices(size)
-    return start, max(start, stop)

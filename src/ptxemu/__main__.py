@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.device import CHECKS, TARGETS, Device
+from ptxemu.device import CHECKS, Device
 from ptxemu.errors import Error, LaunchError
 from ptxemu.isa import CHAPTERS
 from ptxemu.isa.engine import Form, forms
+from ptxemu.machine.chip import CHIPS
 from ptxemu.machine.queue import SCHEDULES
 from ptxemu.report import Report
 
@@ -71,11 +72,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", choices=tuple(TARGETS), default=next(iter(TARGETS)))
+    parser.add_argument("--target", choices=tuple(CHIPS), default="sm_100a")
     parser.add_argument("--schedule", choices=SCHEDULES, default="lazy", help="when asynchronous operations complete")
     parser.add_argument("--seed", type=int, default=0, help="of every order that nothing promises")
     parser.add_argument("--checks", choices=CHECKS, default="all")
-    parser.add_argument("--sms", type=int, default=148, help="CTAs that run at a time")
+    parser.add_argument("--sms", type=int, help="CTAs that run at a time; by default the chip's multiprocessors")
+    parser.add_argument("--processes", type=int, default=1, help="that share the clusters of a launch")
     parser.add_argument("--summary", action="store_true", help="print findings and counters of each launch")
     parser.add_argument("--json", action="store_true", help="print findings and counters as JSON, a list of launches")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for Perfetto (FILE, FILE-2, ...)")
@@ -84,7 +86,7 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 def _device(options: argparse.Namespace) -> Device:
     """The device; where a report is asked for, findings are in it and do not stop the program."""
     on_finding = "collect" if options.summary or options.json or options.trace else "raise"
-    given = {name: getattr(options, name) for name in ("schedule", "seed", "checks", "sms")}
+    given = {name: getattr(options, name) for name in ("schedule", "seed", "checks", "sms", "processes")}
     return Device(options.target, on_finding=on_finding, **given)
 
 

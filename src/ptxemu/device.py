@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu import parallel
 from ptxemu.arguments import Arguments, aligned, integer
 from ptxemu.errors import Error, LaunchError
 from ptxemu.isa.generate import generate
+from ptxemu.machine.chip import CHIPS, Chip
 from ptxemu.machine.dependent import Rest
 from ptxemu.machine.grid import Grid, Shape
 from ptxemu.machine.memory import SHARED_BASE, GlobalMemory, Region
@@ -28,10 +30,8 @@ from ptxemu.watch.findings import Findings
 from ptxemu.watch.prerequisite import GridBefore
 from ptxemu.watch.watcher import Watcher
 
-__all__ = ["TARGETS", "Device", "FindingError"]
+__all__ = ["Device", "FindingError"]
 
-# Targets and the shared memory that a CTA of theirs may have, static and dynamic.
-TARGETS = {"sm_100a": 232_448}
 CHECKS = ("all", "strict", "none")
 MAX_CLUSTER = 16
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -58,8 +58,9 @@ class FindingError(LaunchError):
 class _Loaded:
     """A module on a device: its variables in global memory and its decoded kernels."""
 
-    def __init__(self, module: Module, memory: GlobalMemory) -> None:
+    def __init__(self, module: Module, chip: Chip, memory: GlobalMemory) -> None:
         self.module = module
+        self.chip = chip
         self.programs: dict[str, Program] = {}
         self.globals: dict[str, Region] = {}
         for variable in module.variables:
@@ -82,16 +83,21 @@ class _Loaded:
 
     def program(self, kernel: str) -> Program:
         if kernel not in self.programs:
-            self.programs[kernel] = generate(self.module, kernel)
+            if not self.chip.runs(self.module.target):
+                raise LaunchError(f"{kernel} is for {self.module.target}; the device is {self.chip.name}")
+            self.programs[kernel] = generate(self.module, kernel, self.chip)
         return self.programs[kernel]
 
 
 class Device:
     """A software GPU.
 
-    target: "sm_100a".  schedule: when asynchronous operations complete: "eager", "lazy" (as late as the rules allow),
-    "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives the same run.
-    checks: "all", "strict" or "none".  on_finding: "raise" or "collect".  sms: CTAs that run at a time.
+    target: a chip of CHIPS, "sm_100a" for instance.  schedule: when asynchronous operations complete: "eager", "lazy"
+    (as late as the rules allow), "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives
+    the same run.  checks: "all", "strict" or "none".  on_finding: "raise" or "collect".
+    sms: CTAs that run at a time; by default the chip's multiprocessors.
+    processes: that share a launch's clusters where these do not depend on each other (Linux); result and findings are
+    those of one.  With max_turns, which counts the turns of one, a launch stays in one process.
     max_turns: of the scheduler, after which a launch is given up with TurnLimit; None: none.
 
     Raises LaunchError for any other value.
@@ -105,16 +111,21 @@ class Device:
         seed: int = 0,
         checks: str = "all",
         on_finding: str = "raise",
-        sms: int = 148,
+        sms: int | None = None,
         max_turns: int | None = None,
+        processes: int = 1,
     ) -> None:
-        _one_of("target", target, tuple(TARGETS))
+        _one_of("target", target, tuple(CHIPS))
         _one_of("schedule", schedule, SCHEDULES)
         _one_of("checks", checks, CHECKS)
         _one_of("on_finding", on_finding, ("raise", "collect"))
-        sms, seed = integer("sms", sms), integer("seed", seed)
+        self.chip = CHIPS[target]
+        sms, seed = integer("sms", self.chip.sms if sms is None else sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")
+        processes = integer("processes", processes)
+        if processes < 1:
+            raise LaunchError(f"processes={processes}: at least 1")
         if max_turns is not None and integer("max_turns", max_turns) < 1:
             raise LaunchError(f"max_turns={max_turns}: at least 1, or None")
         self.target = target
@@ -124,6 +135,7 @@ class Device:
         self.on_finding = on_finding
         self.sms = sms
         self.max_turns = max_turns
+        self.processes = processes
         self.memory = GlobalMemory()
         self._modules: dict[str, _Loaded] = {}
         self._rest: Rest | None = None  # of the last launch, for a dependent one
@@ -172,40 +184,13 @@ class Device:
         shared = integer("shared", shared)
         loaded = self._load(ptx)
         program = loaded.program(_kernel(loaded.module, kernel))
-        self._check_target(program)
         shapes = _Shapes(program, grid, block, cluster, preferred_cluster)
         if shapes.cluster_size > self.sms:
             raise LaunchError(f"cluster={shapes.preferred}: the device has {self.sms} multiprocessors")
-        shared_bytes = self._shared_bytes(program, shared)
-        queue = Queue(self.schedule, self.seed)
         rest, self._rest = (self._rest if pdl else None), None
         before, self._before = (self._before if pdl else None), None
-        findings = Findings(program)
-        if rest is not None and not _has(program, "griddepcontrol.wait"):
-            findings.add("no griddepcontrol.wait", NO_WAIT)
-        watch = None if self.checks == "none" else Watcher(findings, self.checks == "strict", before)
         with Arguments(program, args, self.memory) as arguments:
-            running = Grid(
-                program,
-                self.memory,
-                queue,
-                arguments.region,
-                shapes.grid,
-                shapes.block,
-                shapes.preferred,
-                fallback=shapes.cluster,
-                explicit_cluster=cluster is not None or ".reqnctapercluster" in program.directives,
-                shared_bytes=shared_bytes,
-                dynamic_bytes=shared,
-                sms=self.sms,
-                seed=self.seed,
-                variables=loaded.globals,
-                counters=Counters(program.ptx_line, (arguments.region.base, arguments.region.end)),
-                findings=findings,
-                watch=watch,
-                at_exit=None if self.checks == "none" else protocol.cta_ended,
-                prerequisite=rest.begin(self.memory, queue) if rest is not None else None,
-            )
+            running = self._grid(loaded, program, shapes, shared, arguments.region, rest, before)
             report = self._run(running)
         if self.checks == "none":
             report.findings.clear()
@@ -213,8 +198,50 @@ class Device:
             raise FindingError(report)
         return report
 
+    def _grid(
+        self,
+        loaded: _Loaded,
+        program: Program,
+        shapes: _Shapes,
+        shared: int,
+        parameters: Region,
+        rest: Rest | None,
+        before: GridBefore | None,
+    ) -> Grid:
+        """The grid that is to run.  rest, before: of the launch that a dependent one overlaps."""
+        shared_bytes = self._shared_bytes(program, shared)
+        queue = Queue(self.schedule, self.seed)
+        findings = Findings(program)
+        if rest is not None and not _has(program, "griddepcontrol.wait"):
+            findings.add("no griddepcontrol.wait", NO_WAIT)
+        return Grid(
+            program,
+            self.chip,
+            self.memory,
+            queue,
+            parameters,
+            shapes.grid,
+            shapes.block,
+            shapes.preferred,
+            fallback=shapes.cluster,
+            explicit_cluster=shapes.explicit,
+            shared_bytes=shared_bytes,
+            dynamic_bytes=shared,
+            sms=self.sms,
+            seed=self.seed,
+            variables=loaded.globals,
+            counters=Counters(program.ptx_line, (parameters.base, parameters.end)),
+            findings=findings,
+            watch=None if self.checks == "none" else Watcher(findings, self.checks == "strict", before),
+            at_exit=None if self.checks == "none" else protocol.cta_ended,
+            prerequisite=rest.begin(self.memory, queue) if rest is not None else None,
+        )
+
     def _run(self, grid: Grid) -> Report:
         start = time.perf_counter()
+        divide = self.processes > 1 and self.max_turns is None and parallel.possible(grid)
+        if divide and parallel.run(grid, self.processes):
+            return Report.of(grid, time.perf_counter() - start)
         if self.max_turns is not None:
             grid.scheduler.limit = self.max_turns
         try:
@@ -236,7 +263,7 @@ class Device:
         key = ptx if isinstance(ptx, str) else f"module {id(ptx)}"
         loaded = self._modules.get(key)
         if loaded is None:
-            loaded = _Loaded(parse(ptx) if isinstance(ptx, str) else ptx, self.memory)
+            loaded = _Loaded(parse(ptx) if isinstance(ptx, str) else ptx, self.chip, self.memory)
             self._modules[key] = loaded
         return loaded
 
@@ -249,19 +276,10 @@ class Device:
             raise LaunchError(
                 f"{program.name} has {program.local_size} local bytes a thread, allowed are {_LOCAL_LIMIT}"
             )
-        total, most = start - SHARED_BASE + dynamic, TARGETS[self.target]
+        total, most = start - SHARED_BASE + dynamic, self.chip.shared_bytes
         if dynamic < 0 or total > most:
             raise LaunchError(f"shared={dynamic}: with {program.shared_size} static bytes, allowed are {most}")
         return total
-
-    def _check_target(self, program: Program) -> None:
-        """PTX for a target with an architecture suffix runs there alone, other PTX on that target and newer ones."""
-        name = program.target
-        number = name.removeprefix("sm_")
-        mine = int(self.target.removeprefix("sm_").rstrip("af"))
-        if name == self.target or (number.isdigit() and int(number) <= mine) or number == f"{mine}f":
-            return
-        raise LaunchError(f"{program.name} is for {name}; the device is {self.target}")
 
 
 def _has(program: Program, opcode: str) -> bool:
@@ -317,6 +335,7 @@ class _Shapes:
         preferred: Sequence[int] | None,
     ) -> None:
         declared = program.directives.get(".reqnctapercluster")
+        self.explicit = cluster is not None or declared is not None
         self.grid = _shape("grid", grid, _GRID_LIMITS)
         self.block = _shape("block", block, _BLOCK_LIMITS)
         self.cluster = _shape("cluster", cluster or declared or (1, 1, 1), (MAX_CLUSTER,) * 3)

@@ -25,6 +25,7 @@ def test_public_names():
         "explain",
         "gemm",
         "grouped_gemm",
+        "ladder",
         "load_checkpoint",
         "nn",
         "persisting_l2",

@@ -427,13 +427,17 @@ REPLACE = """
 """
 
 
-@pytest.mark.parametrize("where", ["global", "shared", "generic"])
+COPY_MAP = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
+
+
+@pytest.mark.parametrize("where", ["global", "shared", "copied", "generic"])
 def test_tensormap_replace_then_load(where: str) -> None:
     """A map built field by field, in global memory or in shared memory and copied out, is used by a load."""
     source, out = aligned(1024, 1), aligned(ROOM + 128)
     build = {
         "global": REPLACE.format(ss=".global", at="d7"),
         "generic": REPLACE.format(ss="", at="d7"),
+        "copied": REPLACE.format(ss=".shared::cta", at="r8") + f"{COPY_MAP} [d7], [r8], 128;",
         "shared": REPLACE.format(ss=".shared::cta", at="r8")
         + "\n".join(f"ld.shared.u64 d9, [r8+{8 * i}];\n st.global.u64 [d7+{8 * i}], d9;" for i in range(16)),
     }[where]
@@ -480,6 +484,8 @@ LOAD = "cp.async.bulk.tensor.1d.shared::cta.global.mbarrier::complete_tx::bytes"
         ),
         ("cp.async.bulk.prefetch.L2.global [d0], 8192;", MemoryFault, "bytes too long"),
         ("tensormap.replace.tile.rank.global.b1024.b32 [d0+64], 1;", InvalidTensorMap, "128-byte alignment"),
+        (f"{COPY_MAP} [d1], [r2], 64;", LaunchError, "of 64 bytes; allowed: 128"),
+        (f"{COPY_MAP} [d1+64], [r2], 128;", InvalidTensorMap, "aligned to 128 bytes"),
     ],
 )
 def test_what_the_rules_forbid_is_one_typed_error(instruction: str, error: type[Exception], message: str) -> None:

@@ -44,10 +44,10 @@ def clamp(x: int, kind: str) -> int:
     return min(max(x, low), high)
 
 
-def to_integer(rounding: str, kind: str) -> Callable[[float], int]:
+def to_integer(rounding: str, kind: str, source: str) -> Callable[[float], int]:
     def convert(x: float) -> int:
         if math.isnan(x):
-            return 0
+            return 1 << BITS[kind] - 1 if source == "f64" or BITS[kind] == 64 else 0
         if math.isinf(x):
             return limits(kind)[x > 0]
         return clamp(INTEGRAL[rounding](Fraction(x)), kind)
@@ -64,7 +64,7 @@ def integral(rounding: str) -> Callable[[float], Any]:
 
 
 def unit(x: float) -> float:
-    return 0.0 if math.isnan(x) else min(max(x, 0.0), 1.0)
+    return 0.0 if math.isnan(x) or x == 0 else min(max(x, 0.0), 1.0)
 
 
 def integer_cases() -> Iterator[Case]:
@@ -74,10 +74,10 @@ def integer_cases() -> Iterator[Case]:
         yield case(f"cvt.sat.{to}.s64 d, a", to, "s64", lambda a, t=to: clamp(a, t))
         yield case(f"cvt.sat.{to}.u32 d, a", to, "u32", lambda a, t=to: clamp(a, t))
         for kind in FLOATS:
-            yield case(f"cvt.rzi.{to}.{kind} d, a", to, kind, to_integer("rzi", to))
+            yield case(f"cvt.rzi.{to}.{kind} d, a", to, kind, to_integer("rzi", to, kind))
             yield case(f"cvt.rn.{kind}.{to} d, a", kind, to, from_number(kind, "rn"))
     for rounding in INTEGRAL:
-        yield case(f"cvt.{rounding}.s32.f32 d, a", "s32", "f32", to_integer(rounding, "s32"))
+        yield case(f"cvt.{rounding}.s32.f32 d, a", "s32", "f32", to_integer(rounding, "s32", "f32"))
     for rounding in ROUNDINGS:
         yield case(f"cvt.{rounding}.f32.s32 d, a", "f32", "s32", from_number("f32", rounding))
         for source in ("u64", "s64"):

@@ -133,7 +133,7 @@ def test_overlapping_arguments() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "sm_90a"}, "target='sm_90a': one of sm_100a"),
+        ({"target": "sm_80"}, "target='sm_80': one of sm_90a, sm_100a, sm_103a, sm_120a, sm_121a"),
         ({"schedule": "soon"}, "schedule='soon': one of eager, lazy, fifo, random"),
         ({"checks": "some"}, "checks='some'"),
         ({"on_finding": "warn"}, "on_finding='warn'"),
@@ -146,16 +146,33 @@ def test_devices_that_cannot_be(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "runs"),
-    [("sm_100a", True), ("sm_100f", True), ("sm_80", True), ("sm_90a", False), ("sm_103a", False), ("sm_120", False)],
+    ("target", "chips"),
+    [
+        ("sm_80", "90 100 103 120 121"),
+        ("sm_90", "90 100 103 120 121"),
+        ("sm_90a", "90"),
+        ("sm_100", "100 103 120 121"),
+        ("sm_100a", "100"),
+        ("sm_100f", "100 103"),
+        ("sm_103a", "103"),
+        ("sm_103f", "103"),
+        ("sm_120", "120 121"),
+        ("sm_120a", "120"),
+        ("sm_120f", "120 121"),
+        ("sm_121a", "121"),
+        ("sm_121f", "121"),
+        ("sm_130", ""),
+    ],
 )
-def test_targets(target: str, runs: bool) -> None:
+def test_targets(target: str, chips: str) -> None:
     text = RECORD.replace("sm_100a", target)
-    if runs:
-        ptxemu.Device("sm_100a").launch(text, args=[OUT, 1])
-    else:
-        with pytest.raises(ptxemu.LaunchError, match=f"is for {target}; the device is sm_100a"):
-            ptxemu.Device("sm_100a").launch(text, args=[OUT, 1])
+    for name in ptxemu.device.CHIPS:
+        device = ptxemu.Device(name)
+        if name[3:-1] in chips.split():
+            device.launch(text, args=[OUT, 1])
+        else:
+            with pytest.raises(ptxemu.LaunchError, match=f"is for {target}; the device is {name}"):
+                device.launch(text, args=[OUT, 1])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from ptxemu.host import HostError, installed  # noqa: E402
 from ptxemu.host.cubin import import_names  # noqa: E402
 from ptxemu.host.dlpack import OnDevice  # noqa: E402
 from ptxemu.host.imports import ANSWERED  # noqa: E402
+from ptxemu.machine.chip import CHIPS  # noqa: E402
 from ptxemu.machine.memory import GlobalMemory  # noqa: E402
 
 
@@ -31,6 +32,7 @@ class Recorder:
     """A device that keeps what it is asked and does nothing."""
 
     target = "sm_100a"
+    chip = CHIPS["sm_100a"]
     sms = 148
 
     def __init__(self, error: Exception | None = None) -> None:

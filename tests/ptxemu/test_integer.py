@@ -27,12 +27,17 @@ def quotient(a: int, b: int) -> int:
 
 
 def remainder(a: int, b: int) -> int:
-    return a - b * quotient(a, b) if b else a
+    return a - b * quotient(a, b) if b else -1
+
+
+def byte(x: int, bits: int) -> int:
+    """A position or length; for 64 bits silicon takes all of the operand."""
+    return x & 255 if bits == 32 else min(x, 255)
 
 
 def field(a: int, b: int, c: int, kind: str) -> int:
     bits = BITS[kind]
-    position, length = b & 255, c & 255
+    position, length = byte(b, bits), byte(c, bits)
     sign = (a >> min(position + length - 1, bits - 1)) & 1 if kind[0] == "s" and length else 0
     out = 0
     for i in range(bits):
@@ -42,7 +47,7 @@ def field(a: int, b: int, c: int, kind: str) -> int:
 
 
 def insert(a: int, b: int, c: int, e: int, bits: int) -> int:
-    position, length = c & 255, e & 255
+    position, length = byte(c, bits), byte(e, bits)
     for i in range(length):
         if position + i < bits:
             b = b & ~(1 << position + i) | (a >> i & 1) << position + i

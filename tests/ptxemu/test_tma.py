@@ -12,7 +12,7 @@ import pytest
 from ptxemu.errors import MemoryFault
 from ptxemu.machine import swizzle as sw
 from ptxemu.machine import tma
-from ptxemu.machine.tensormap import TYPES, InvalidTensorMap, TensorMap
+from ptxemu.machine.tensormap import InvalidTensorMap, TensorMap
 
 BASE = 0x10000
 Bytes = npt.NDArray[np.uint8]
@@ -34,9 +34,12 @@ class Global:
         return view
 
 
-def element_copies(m: TensorMap, coords: tuple[int, ...]) -> list[tuple[int, int | None]]:
-    """(first bit in the dense box, first bit in global memory or None where out of bounds) of each element."""
+def element_copies(m: TensorMap, coords: tuple[int, ...], store: bool = False) -> list[tuple[int, int | None]]:
+    """(first bit in the dense box, first bit in global memory or None where out of bounds) of each element.
+
+    A store goes on to the next 16 bytes of dimension 0."""
     bits = m.type.bits
+    width = -(-m.dims[0] * bits // 128) * 128 // bits if store else m.dims[0]
     pairs: list[tuple[int, int | None]] = []
     for row, index in enumerate(itertools.product(*(range(n) for n in reversed(m.counts[1:])))):
         outer = [c + i * s for c, i, s in zip(coords[1:], reversed(index), m.element_strides[1:], strict=True)]
@@ -45,7 +48,7 @@ def element_copies(m: TensorMap, coords: tuple[int, ...]) -> list[tuple[int, int
         for i in range(m.box[0]):
             x = coords[0] + i
             to = (row * m.box[0] + i) * bits
-            pairs.append((to, start + x * bits if inside and 0 <= x < m.dims[0] else None))
+            pairs.append((to, start + x * bits if inside and 0 <= x < width else None))
     return pairs
 
 
@@ -101,7 +104,7 @@ def test_store_writes_what_lies_inside_and_nothing_else(name: str, start: tuple[
     box = np.random.default_rng(1).integers(0, 256, (m.box_bytes // m.row_bytes, m.row_bytes), dtype=np.uint8)
     before = np.unpackbits(memory.bytes, bitorder="little")
     bits = np.unpackbits(box.reshape(-1), bitorder="little")
-    for to, start_bit in element_copies(m, coords):
+    for to, start_bit in element_copies(m, coords, store=True):
         if start_bit is not None:
             first = start_bit + 8 * (m.address - BASE)
             before[first : first + m.type.bits] = bits[to : to + m.type.bits]
@@ -198,7 +201,7 @@ def test_a_map_over_unregistered_memory_faults() -> None:
 )
 def test_reduce_combines_every_element_inside(operation: str, dtype: str, kind: Any) -> None:
     size = np.dtype(kind).itemsize
-    m = TensorMap(BASE, dtype, (20, 5), (32 * size,), (16, 4))
+    m = TensorMap(BASE, dtype, (24, 5), (32 * size,), (16, 4))
     memory = Global(32 * 5 * size)
     rng = np.random.default_rng(2)
     grid = memory.bytes.view(kind).reshape(5, 32)
@@ -207,7 +210,7 @@ def test_reduce_combines_every_element_inside(operation: str, dtype: str, kind: 
     numpy_op = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
     expected = grid.copy()
     op = numpy_op.get(operation, np.bitwise_xor)
-    expected[3:5, 8:20] = op(expected[3:5, 8:20], data[:2, :12])
+    expected[3:5, 8:24] = op(expected[3:5, 8:24], data[:2])
     tma.reduce_box(m, (8, 3), data.view(np.uint8), operation, memory)
     np.testing.assert_array_equal(grid, expected)
 
@@ -222,13 +225,17 @@ def test_inc_and_dec_wrap_at_the_source_value() -> None:
     np.testing.assert_array_equal(tma.combine("dec", "u32", old, limit).view(np.uint32), [5, 3, 4, 5])
 
 
-def test_bf16_adds_round_to_nearest_even_and_f32_flushes_subnormals() -> None:
+def test_bf16_adds_round_to_nearest_even_and_flushing_types_alone_flush_subnormals() -> None:
     one, half_ulp = u8([0x3F80], np.uint16), u8([0x3B80], np.uint16)  # 1 + 2^-8: a tie
     assert tma.combine("add", "bf16", one, half_ulp).view(np.uint16)[0] == 0x3F80
     assert tma.combine("max", "bf16", one, half_ulp).view(np.uint16)[0] == 0x3F80
     tiny = u8([2.0**-130, -(2.0**-126)], np.float32)
     other = u8([0.0, 1.5 * 2.0**-126], np.float32)
-    np.testing.assert_array_equal(tma.combine("add", "f32", tiny, other).view(np.float32), [0.0, 0.0])
+    for dtype in ("f32.ftz", "tf32.ftz"):
+        np.testing.assert_array_equal(tma.combine("add", dtype, tiny, other).view(np.float32), [0.0, 0.0])
+    for dtype in ("f32", "tf32"):
+        kept = tma.combine("add", dtype, tiny, other).view(np.float32)
+        np.testing.assert_array_equal(kept, np.array([2.0**-130, 2.0**-127], np.float32))
 
 
 def test_reductions_refuse_types_that_the_table_does_not_list() -> None:
@@ -247,11 +254,14 @@ def test_coordinates_that_no_copy_takes(coords: tuple[int, ...], store: bool, me
         tma.check_coordinates(MAPS["fp4"], coords, store)
 
 
-def test_conversion_during_the_copy_is_refused() -> None:
-    m = TensorMap(BASE, "tf32", (16,), (), (16,))
-    with pytest.raises(InvalidTensorMap, match="not modelled"):
-        tma.read_box(m, (0,), Global(64))
-    assert TYPES["tf32"].tf32
+def test_loads_of_tf32_round_to_nearest_even_and_flush_nothing() -> None:
+    memory = Global(16)
+    memory.bytes[:] = u8([0x3F801000, 0x3F803000, 0x00001001, 0x7FC00001], np.uint32)
+    for dtype in ("tf32", "tf32.ftz"):
+        box = tma.read_box(TensorMap(BASE, dtype, (4,), (), (4,)), (0,), memory)
+        assert [hex(x) for x in box.view(np.uint32)[0]] == ["0x3f800000", "0x3f804000", "0x2000", "0x7fffe000"]
+    box = tma.read_box(TensorMap(BASE, "f32.ftz", (4,), (), (4,)), (0,), memory)
+    np.testing.assert_array_equal(box[0], memory.bytes)
 
 
 def test_shared_memory_must_be_128_byte_aligned() -> None:
@@ -260,7 +270,21 @@ def test_shared_memory_must_be_128_byte_aligned() -> None:
         tma.check_shared(MAPS["2d"], 0x440)
 
 
-def test_rows_shorter_than_the_swizzle_are_refused() -> None:
-    m = TensorMap(BASE, "u8", (64, 8), (64,), (64, 8), swizzle=sw.B128)
-    with pytest.raises(InvalidTensorMap, match="not settled"):
-        tma.check_shared(m, 0)
+@pytest.mark.parametrize("swizzle", [sw.B32, sw.B64, sw.B128], ids=lambda s: s.name)
+def test_rows_shorter_than_the_swizzle_lie_as_far_apart_as_it_spans(swizzle: sw.Swizzle) -> None:
+    width = swizzle.span - 16
+    m = TensorMap(BASE, "u8", (width, 9), (width,), (width, 9), swizzle=swizzle)
+    assert (m.box_bytes, m.transaction_bytes) == (9 * swizzle.span, 9 * width)
+    memory, shared = Global(9 * width), np.full(2048, 0xCC, np.uint8)
+    box = tma.read_box(m, (0, 0), memory)
+    tma.place(m, box, shared[128 : 128 + m.box_bytes], 128)
+    places = [sw.address(swizzle, 128 + r * swizzle.span + c) for r in range(9) for c in range(width)]
+    np.testing.assert_array_equal(shared[places], memory.bytes)
+    assert (np.delete(shared, places) == 0xCC).all()
+    np.testing.assert_array_equal(tma.collect(m, shared[128 : 128 + m.box_bytes], 128), box)
+
+
+def test_a_copy_starts_at_multiples_of_16_bytes() -> None:
+    tma.check_first_coordinate(MAPS["2d"], (-8, 3))
+    with pytest.raises(InvalidTensorMap, match="coordinate 0 is 4: a copy starts at multiples of 16 bytes, 8 of f16"):
+        tma.check_first_coordinate(MAPS["2d"], (4, 3))

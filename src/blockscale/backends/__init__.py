@@ -12,7 +12,6 @@ from blockscale.launch import cuda, emulated
 from blockscale.problem import TARGETS, Target, target_named, target_of_capability
 
 _BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100}
-_TITLES = {"cpu": "CPU", "sm90": "sm90"}  # those that have no configurations
 NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -39,15 +38,13 @@ def pick(name: str | None, device: torch.device, config: Config | None = None) -
         raise ValueError(f"backend: {name!r} cannot run here: {reason}")
     if name == "cpu" and device.type != "cpu":
         raise ValueError(f"backend: {name!r} needs operands on the CPU, not on {device}")
-    if name in _TITLES and config is not None:
-        raise ValueError(f"config: {config}, expected None: the {_TITLES[name]} backend has no configurations")
+    if name == "cpu" and config is not None:
+        raise ValueError(f"config: {config}, expected None: the CPU backend has no configurations")
     return _BUILT[name]
 
 
 def _by_device(device: torch.device) -> str:
     """The name of the backend for operands on `device`."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) == sm90.CAPABILITY:
-        return "sm90"
     target = _kind(device)
     return "cpu" if target is None else target.backend
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from blockscale import threads
 from blockscale.formats import blocks, e2m1, e4m3
-from blockscale.formats.layouts import BLOCK
+from blockscale.formats.layouts import BLOCK, LINEAR
+from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
 N_TILE = 256  # for two threads; narrower for more, so that all their tiles together take the same memory
@@ -49,7 +50,7 @@ def why_not() -> str | None:
     return None
 
 
-def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, **options: Any) -> Callable[[], None]:
+def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, **options: Any) -> Callable[[], None]:
     """`gemm` with these arguments, to be called when all products of a call are prepared; there is nothing to plan."""
     return partial(gemm, a, b, out, **options)
 
@@ -57,7 +58,7 @@ def prepare(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, **options: Any
 def gemm(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
-    out: Tensor,
+    out: Tensor | NVFP4Tensor,
     *,
     alpha: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -69,11 +70,17 @@ def gemm(
 
     Args:
         a: (..., M, K). b: (..., N, K). Batch dimensions broadcast.
-        out: (..., M, N) fp16, bf16 or fp32, any strides, apart from the inputs; written whole.
+        out: (..., M, N) fp16, bf16 or fp32, any strides, apart from the inputs; written whole. Or an NVFP4Tensor, which
+            the fp32 result is quantised into.
         bias: (N,), added after alpha.
         invariant: each row on its own, so that its bits do not depend on the other rows.
         config: None; there are no configurations.
     """
+    if isinstance(out, NVFP4Tensor):
+        y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        gemm(a, b, y, alpha=alpha, bias=bias, activation=activation, invariant=invariant)
+        quantize_into(y, out)
+        return
     if out.numel() == 0:
         return
     result = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
@@ -222,7 +229,8 @@ def _leaf_bounds(values: Tensor, scales: Tensor) -> Tensor:
 def _matrices(x: NVFP4Tensor | Tensor, batch: torch.Size | None) -> list[_Matrix]:
     """One matrix for each index of `batch`, broadcast to it; or, if None, a single one that holds all rows."""
     if isinstance(x, NVFP4Tensor):
-        data, scales = x.codes, x.linear_scales()
+        x = x.with_layout(LINEAR)
+        data, scales = x.codes, x.scales
     else:
         data, scales = x, None
     if batch is None:

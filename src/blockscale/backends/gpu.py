@@ -7,6 +7,7 @@ properties (`signature`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,15 +19,17 @@ from torch import Tensor
 
 from blockscale import arguments, plan
 from blockscale.config import Config
-from blockscale.entry import INPUTS, OUT
-from blockscale.formats.layouts import ATOMS
+from blockscale.entry import alignments
 from blockscale.launch import cuda, emulated
 from blockscale.plan import Launcher, Plan
-from blockscale.problem import Problem, Target
-from blockscale.tensor import NVFP4Tensor
+from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
+from blockscale.tensor import KERNEL_ALIGN, NVFP4Tensor
 
-DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-ALIGNMENT = 16  # of codes and scales, for TMA
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Result = Tensor | NVFP4Tensor
+# What a pointer's name is called in an error.
+TITLES = {"a": "a.codes", "b": "b.codes", "sfa": "a.scales", "sfb": "b.scales", "sf_out": "out.scales"}
 _MOST_KNOWN = 4096
 
 
@@ -59,7 +62,7 @@ def launcher(target: Target, device: torch.device) -> Launcher:
 def prepare(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
-    out: Tensor,
+    out: Result,
     *,
     target: Target,
     alpha: float | Tensor = 1.0,
@@ -68,9 +71,9 @@ def prepare(
     invariant: bool = False,
     config: Config | None = None,
 ) -> Callable[[], Call | None]:
-    """out = alpha x a @ b^T, checked and planned but for the launch, which is the returned function; the caller has
-    checked the arguments. Scales in another layout than "128x4" and results of other strides than a kernel writes are
-    copied.
+    """out = act(alpha x a @ b^T + bias), checked and planned but for the launch, which is the returned function; the
+    caller has checked the arguments. Scales in another layout than the kernel's, and results of other strides than it
+    writes, are copied.
 
     Returns:
         A function that launches. It returns a `Call` that does the same for operands and a result of the same
@@ -81,37 +84,45 @@ def prepare(
         CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
     """
     device = launcher(target, out.device)
-    problem, at_once = _problem(a, b, out, bias is not None, activation, invariant)
-    if out.numel() == 0:
+    problem, at_once = _problem(a, b, out, bias, activation, invariant)
+    if math.prod(out.shape) == 0:
         plan.configure(problem, device.target, config)
         return lambda: None
     ld_out = _rows_apart(out)
     made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
-    assert isinstance(a, NVFP4Tensor)  # or `supports` has refused it
-    left, right = a.with_layout(ATOMS), b.with_layout(ATOMS)
+    layouts = made.family.LAYOUTS
+    left = a.with_layout(layouts["a"]) if isinstance(a, NVFP4Tensor) else a.contiguous()
+    right = b.with_layout(layouts["b"])
     for name, operand in (("a", left), ("b", right)):
-        _check_dense(name, operand)
-    result = out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    call = Call(made, out.shape, out.dtype)
-    pointers, factor, held = call.arguments(left, right, result, alpha)
+        if isinstance(operand, NVFP4Tensor):
+            _check_dense(name, operand)
+    row = bias if bias is None or bias.is_contiguous() else bias.contiguous()
+    result = _writable(out, ld_out, layouts.get("out"))
+    call = Call(made, problem.out_dtype, out.shape)
+    pointers, factor, held = call.arguments(left, right, result, alpha, row)
 
     def launch() -> Call | None:
         if at_once:
             made.run(pointers, factor)
         else:
-            step = problem.m * made.ld_out * out.itemsize
-            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made.sizes, step):
+            for offsets in _matrices(a.shape[:-2], b.shape[:-2], out.shape[:-2], made, problem):
                 made.run([pointer + offset for pointer, offset in zip(pointers, offsets, strict=True)], factor)
         if result is not out:
-            out.copy_(result)
+            _copy(result, out)
         del held[:]  # which had to live until here
-        return call if at_once and left is a and right is b and result is out else None
+        same = left is a and right is b and row is bias and result is out
+        return call if at_once and same else None
 
     return launch
 
 
 def _problem(
-    a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor, bias: bool, activation: str | None, invariant: bool
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: Result,
+    bias: Tensor | None,
+    activation: str | None,
+    invariant: bool,
 ) -> tuple[Problem, bool]:
     """The problem of one launch, and whether that does the whole batch: one in which both operands broadcast goes
     matrix by matrix. Sizes of 0 count as 1, for what else there is to check."""
@@ -119,9 +130,9 @@ def _problem(
     at_once = batch_a in (1, batch) and batch_b in (1, batch)
     batches = (batch, batch_a, batch_b) if at_once else (1, 1, 1)
     m, n = (max(1, size) for size in out.shape[-2:])
-    kind = "nvfp4" if isinstance(a, NVFP4Tensor) else DTYPE_NAMES[a.dtype]
-    out_dtype = DTYPE_NAMES[out.dtype]
-    problem = Problem(m, n, a.shape[-1], *batches, kind, "nvfp4", out_dtype, bias, activation, invariant)
+    of_a, of_b, of_out = (NVFP4 if isinstance(x, NVFP4Tensor) else DTYPE_NAMES[x.dtype] for x in (a, b, out))
+    of_bias = None if bias is None else DTYPE_NAMES[bias.dtype]
+    problem = Problem(m, n, a.shape[-1], *batches, of_a, of_b, of_out, of_bias, activation, invariant)
     return problem, at_once
 
 
@@ -130,65 +141,106 @@ class Call:
     """A plan, called with operands and a result whose shapes, dtypes, layouts, strides and devices fit it."""
 
     plan: Plan
+    out_dtype: str
     shape: torch.Size  # of the result
-    dtype: torch.dtype
 
-    def __call__(self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor | None, alpha: float | Tensor | None) -> Tensor:
+    @functools.cached_property
+    def aligned(self) -> tuple[tuple[int, int], ...]:
+        return alignments(self.plan.family.ENTRY, OUT_BYTES.get(self.out_dtype, KERNEL_ALIGN))
+
+    def __call__(
+        self,
+        a: NVFP4Tensor | Tensor,
+        b: NVFP4Tensor,
+        out: Result | None,
+        alpha: float | Tensor | None,
+        bias: Tensor | None,
+    ) -> Result:
         """Checks what depends on addresses and values, and launches; makes the result if `out` is None.
 
         Raises:
             ValueError: an operand is not aligned, `out` overlaps one, or alpha is not finite.
         """
         if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype, device=a.codes.device)
-        pointers, factor, _held = self.arguments(a, b, out, alpha)
+            out = torch.empty(self.shape, dtype=DTYPES[self.out_dtype], device=b.codes.device)
+        pointers, factor, _held = self.arguments(a, b, out, alpha, bias)
         self.plan.run(pointers, factor)
         return out
 
     def arguments(
-        self, a: NVFP4Tensor, b: NVFP4Tensor, out: Tensor, alpha: float | Tensor | None
+        self,
+        a: NVFP4Tensor | Tensor,
+        b: NVFP4Tensor,
+        out: Result,
+        alpha: float | Tensor | None,
+        bias: Tensor | None = None,
     ) -> tuple[list[int], float, list[Tensor]]:
         """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
 
         On the CPU operands that are not aligned are copied: weights of a mapped file lie where the file has them.
         """
-        plan = self.plan
+        plan, entry = self.plan, self.plan.family.ENTRY
         factor = 1.0
-        tensor = plan.launcher.one
+        one = tensor = plan.launcher.one
         if isinstance(alpha, Tensor):
             tensor = alpha
             if alpha.is_cpu and not math.isfinite(alpha.item()):
-                arguments.check_alpha(alpha, out.device)  # which raises
+                arguments.check_alpha(alpha, b.codes.device)  # which raises
         elif type(alpha) is float and math.isfinite(alpha):
             factor = alpha
         elif alpha is not None:
-            factor = float(arguments.check_alpha(alpha, out.device))
-        given = [a.codes, b.codes, a.scales, b.scales, out, a.global_scale, b.global_scale, tensor]
+            factor = float(arguments.check_alpha(alpha, b.codes.device))
+        given = plan.family.tensors(a, b, out, tensor, one if bias is None else bias, one)
         pointers = [t.data_ptr() for t in given]
-        start, stop = pointers[OUT], pointers[OUT] + plan.sizes[OUT]
-        for i in INPUTS:
-            if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
-                arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha})
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT or pointers[OUT] % out.itemsize:
-            given = _aligned(given)
-            pointers = [t.data_ptr() for t in given]
+        for o in entry.outputs:
+            start, stop = pointers[o], pointers[o] + plan.sizes[o]
+            for i in entry.inputs:
+                if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
+                    arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha, "bias": bias})
+        for i, align in self.aligned:
+            if pointers[i] % align:
+                given = self._moved(given)
+                pointers = [t.data_ptr() for t in given]
+                break
         return pointers, factor, given
 
+    def _moved(self, given: list[Tensor]) -> list[Tensor]:
+        """The same tensors, copies of those operands that are not aligned and lie on the CPU, or are no NVFP4.
 
-def _aligned(given: list[Tensor]) -> list[Tensor]:
-    """The same tensors, copies of those operands on the CPU that are not aligned.
+        Raises:
+            ValueError: NVFP4 on a GPU, or the result, is not aligned.
+        """
+        moved, entry = list(given), self.plan.family.ENTRY
+        names = list(entry.pointers)
+        for i, align in self.aligned:
+            at = given[i].data_ptr()
+            if at % align:
+                if i in entry.outputs or not (given[i].is_cpu or given[i].dtype in DTYPE_NAMES):
+                    quantised = names[i] == "out" and self.out_dtype == NVFP4
+                    name = "out.codes" if quantised else TITLES.get(names[i], names[i])
+                    raise ValueError(f"{name}: at address {at:#x}, expected a multiple of {align} bytes")
+                moved[i] = given[i].clone()
+        return moved
 
-    Raises:
-        ValueError: an operand on a GPU, or the result, is not aligned.
-    """
-    moved = list(given)
-    for i, name in enumerate(("a.codes", "b.codes", "a.scales", "b.scales", "out")):
-        allowed = given[i].itemsize if name == "out" else ALIGNMENT
-        if given[i].data_ptr() % allowed:
-            if name == "out" or given[i].device.type != "cpu":
-                raise ValueError(f"{name}: at address {given[i].data_ptr():#x}, expected a multiple of {allowed} bytes")
-            moved[i] = given[i].clone()
-    return moved
+
+def _writable(out: Result, ld_out: int | None, layout: str | None) -> Result:
+    """`out`, or what a kernel writes in its place: dense, and with scales in the kernel's layout."""
+    if isinstance(out, Tensor):
+        return out if ld_out is not None else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    if layout is None or out.layout == layout:
+        return out
+    return NVFP4Tensor.zeros(out.shape, global_scale=out.global_scale, layout=layout, device=out.device)
+
+
+def _copy(result: Result, out: Result) -> None:
+    if isinstance(out, Tensor):
+        assert isinstance(result, Tensor)
+        out.copy_(result)
+    else:
+        assert isinstance(result, NVFP4Tensor)
+        out.codes.copy_(result.codes)
+        scales = result.with_layout(out.layout).scales
+        out.scales.view(torch.uint8).copy_(scales.view(torch.uint8))
 
 
 def _check_dense(name: str, x: NVFP4Tensor) -> None:
@@ -202,8 +254,11 @@ def _check_dense(name: str, x: NVFP4Tensor) -> None:
             )
 
 
-def _rows_apart(out: Tensor) -> int | None:
-    """Elements between rows of a result that a kernel can write: rows dense, matrices one after another; else None."""
+def _rows_apart(out: Result) -> int | None:
+    """Elements (bytes of codes) between rows of a result that a kernel can write: rows dense, matrices one after
+    another; else None."""
+    if isinstance(out, NVFP4Tensor):
+        return out.codes.shape[-1]  # which has no gaps
     *batch, m, n = out.shape
     try:
         matrices = out.view(math.prod(batch), m, n)
@@ -217,32 +272,45 @@ def _rows_apart(out: Tensor) -> int | None:
     return by_row if by_row >= n and (len(matrices) == 1 or by_matrix == m * by_row) else None
 
 
-def _matrices(
-    a: torch.Size, b: torch.Size, out: torch.Size, sizes: tuple[int, ...], step: int
-) -> Iterator[tuple[int, ...]]:
-    """For each matrix of the result, how far its addresses are from the first one's; `step` bytes in `out`."""
+def _matrices(a: torch.Size, b: torch.Size, out: torch.Size, plan: Plan, problem: Problem) -> Iterator[list[int]]:
+    """For each matrix of the result, how far its addresses are from the first one's; `problem` is that of a matrix."""
     of_a, of_b = (np.broadcast_to(np.arange(math.prod(x)).reshape(x), out).ravel().tolist() for x in (a, b))
+    steps = dict(zip(plan.family.ENTRY.pointers, plan.sizes, strict=True))
+    steps["out"] = problem.m * plan.ld_out * OUT_BYTES.get(problem.out_dtype, 1)
     for i, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
-        yield x * sizes[0], y * sizes[1], x * sizes[2], y * sizes[3], i * step, 0, 0, 0
+        at = {"a": x, "sfa": x, "b": y, "sfb": y, "out": i, "sf_out": i}
+        yield [at.get(name, 0) * step for name, step in steps.items()]
 
 
-def signature(a: Any, b: Any, out: Any, alpha: Any, *options: Any) -> tuple[Any, ...] | None:
+def signature(a: Any, b: Any, out: Any, alpha: Any, bias: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Every property of a call's arguments that validation looks at, but for addresses and values; None where the call
-    is of another form (raw or floating operands)."""
-    if type(a) is not NVFP4Tensor or type(b) is not NVFP4Tensor:
+    is of another form (raw operands, say)."""
+    if type(b) is not NVFP4Tensor:
         return None
-    result = None
-    if out is not None:
-        if type(out) is not Tensor or out.requires_grad or out.layout is not torch.strided:
-            return None
-        result = out.shape, out.stride(), out.dtype, out.device, out.is_inference()
+    kinds = _kind(a), _kind(out), _kind(bias)
+    if UNKNOWN in kinds:
+        return None
     if isinstance(alpha, Tensor):
         if alpha.requires_grad or alpha.layout is not torch.strided:
             return None
         factor: Any = alpha.dtype, alpha.shape, alpha.device
     else:
         factor = type(alpha)
-    return a.kind, b.kind, result, factor, torch.is_inference_mode_enabled(), options
+    return b.kind, kinds, factor, torch.is_inference_mode_enabled(), options
+
+
+UNKNOWN = "unknown"
+
+
+def _kind(x: Any) -> Any:
+    """A tensor's properties, None for None; `UNKNOWN` for what every call has to look at anew."""
+    if x is None:
+        return None
+    if type(x) is NVFP4Tensor:
+        return x.kind
+    if type(x) is not Tensor or x.requires_grad or x.layout is not torch.strided:
+        return UNKNOWN
+    return x.shape, x.stride(), x.dtype, x.device, x.is_inference()
 
 
 _known: dict[tuple[Any, ...], Call] = {}

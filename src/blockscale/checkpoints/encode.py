@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from blockscale.checkpoints.layers import DIVISOR, NOT_APPLIED, ROLES, Layer, st
 from blockscale.checkpoints.selection import looks_linear
 from blockscale.checkpoints.writer import Spec
 from blockscale.formats import layouts
-from blockscale.formats.layouts import BLOCK, GROUPED, LINEAR, ROW_ALIGN, round_up
+from blockscale.formats.layouts import ATOMS, BLOCK, FRAGMENT, GROUPED, LINEAR, ROW_ALIGN, round_up
 from blockscale.tensor import NVFP4Tensor
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -63,6 +63,8 @@ def weight_unit(weight: Weight, convention: str) -> Unit:
     """Raises ValueError for a weight that the convention has no place for."""
     if weight.layout == GROUPED:
         raise ValueError(f"{weight.name}: layout {GROUPED!r} is not stored; use .with_layout('128x4')")
+    if weight.layout == FRAGMENT:  # an order for one kind of GPU, and no business of a file's
+        weight = replace(weight, layout=ATOMS)
     stem = stem_of(weight.name)
     module = {stem[:-1]: weight.activations}
     if convention == BLOCKSCALE:
@@ -87,7 +89,8 @@ def weight_unit(weight: Weight, convention: str) -> Unit:
         stored = multipliers
         if convention == COMPRESSED_TENSORS:
             stored = _reciprocal(multipliers) if divisors is None else divisors
-        codes, scales = t.codes[..., : k // 2], t.linear_scales()[..., : k // BLOCK]
+        t = t.with_layout(LINEAR)
+        codes, scales = t.codes[..., : k // 2], t.scales[..., : k // BLOCK]
         return (codes.mT, scales.mT, stored) if turn else (codes, scales, stored)
 
     return Unit(specs, make, module)

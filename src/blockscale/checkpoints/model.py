@@ -31,8 +31,7 @@ from blockscale.checkpoints.save import (
 from blockscale.checkpoints.selection import exclusion, looks_linear, stored_transposed, warn_of_idle
 from blockscale.formats.layouts import ATOMS, BLOCK, LINEAR
 from blockscale.quantize import METHODS, quantize
-from blockscale.quantize.quantizer import SMALLEST_GLOBAL_SCALE
-from blockscale.tensor import NVFP4Tensor
+from blockscale.tensor import SMALLEST_GLOBAL_SCALE, NVFP4Tensor
 
 # Heads and routers are small, and what is lost there is seen in every token.
 EXCLUDED = ("lm_head", "*.lm_head", "*.gate", "*.router", "*.router.*")

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from blockscale import __version__
+from blockscale.cli.bench import bench
 from blockscale.cli.checkpoints import convert, inspect, quantize
 from blockscale.cli.compile import compile_shapes
 from blockscale.cli.demo import demo
@@ -22,6 +23,7 @@ app.command()(convert)
 app.command()(quantize)
 app.command()(explain)
 app.command("compile")(compile_shapes)
+app.command()(bench)
 app.command()(doctor)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from blockscale import heuristics, plan
+from blockscale import families, heuristics, plan
 from blockscale.cli.terminal import AsJson, output, plain_table, print_json, progress, refusals
 from blockscale.problem import Problem, Target, target_named
 from blockscale.store import Store, default_store, key_of, origin
@@ -50,7 +50,7 @@ def compile_shapes(
             if not 1 <= sms <= target.sms:
                 raise ValueError(f"--sms: {sms}, expected 1 to {target.sms}")
             target = replace(target, sms=sms)
-        problems = read(shapes, out_dtype)
+        problems = read(shapes, out_dtype, target)
         kept.check_writable()
         kernels = compile_all(problems, target, kept)
     if as_json:
@@ -59,7 +59,7 @@ def compile_shapes(
         show(kernels, target, kept)
 
 
-def read(path: Path, out_dtype: str) -> list[Problem]:
+def read(path: Path, out_dtype: str, target: Target) -> list[Problem]:
     """The problems of a file, each once, in order.
 
     Raises:
@@ -79,7 +79,7 @@ def read(path: Path, out_dtype: str) -> list[Problem]:
             raise ValueError(f"{path}, line {number}: {line.strip()!r}, expected three integers M N K")
         m, n, k = map(int, sizes)
         try:
-            found[Problem(m, n, k, out_dtype=out_dtype)] = None
+            found[families.usual(m, n, k, target, out_dtype)] = None
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
     if not found:
@@ -91,7 +91,7 @@ def compile_all(problems: list[Problem], target: Target, kept: Store) -> list[Ke
     """The artefacts that the heuristics' choices for `problems` need, each once."""
     wanted: dict[str, list[Problem]] = {}
     for asked in [variant for problem in problems for variant in (problem, replace(problem, invariant=True))]:
-        code = str(heuristics.choose(asked, target).config.code())
+        code = str(families.code(heuristics.choose(asked, target).config, target))
         wanted.setdefault(code, []).append(asked)
     kernels = []
     with progress(f"compiling for {target.arch}", len(wanted)) as advance:

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 import blockscale
-from blockscale import backends, heuristics
+from blockscale import backends, families, heuristics
 from blockscale.cli.terminal import AsJson, print_json, refusals
-from blockscale.problem import Problem
 
 Gpu = Annotated[str | None, typer.Option(help="A GPU, such as b200; the current one by default.", show_default=False)]
 
@@ -23,7 +22,7 @@ def explain(
     """Show which configuration a product would get on a GPU, and the reasons in order."""
     with refusals(as_json):
         target = backends.target_asked(gpu)
-        choice = heuristics.choose(Problem(m, n, k), target)
+        choice = heuristics.choose(families.usual(m, n, k, target), target)
     if as_json:
         of = {"m": m, "n": n, "k": k, "gpu": target.name, "sms": target.sms}
         print_json(of | {"config": asdict(choice.config), "reasons": choice.reasons})

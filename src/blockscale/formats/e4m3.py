@@ -27,7 +27,12 @@ def encode_scale(v: Tensor) -> Tensor:
 
 
 def decode(scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values of `scales` (float8_e4m3fn), exact in bf16, fp16, fp32 and fp64; gathered, since casting is slower."""
+    """Values of `scales` (float8_e4m3fn), exact in bf16, fp16, fp32 and fp64.
+
+    Gathered on the CPU, where casting is slower; a GPU would have to wait for the table.
+    """
+    if scales.is_cuda:
+        return scales.to(dtype)
     table = torch.from_numpy(_values()).to(dtype=dtype, device=scales.device)
     return torch.index_select(table, 0, scales.view(torch.uint8).reshape(-1).to(torch.int32)).view(scales.shape)
 

@@ -5,6 +5,7 @@
   (row % 32) * 16 + (row // 32) * 4 + block. Atoms run along K first, then along rows. Rows are padded to a multiple of
   128, blocks to a multiple of 4. Source: cuBLAS documentation, "1D block scaling factors layout"; PTX ISA, tcgen05.
 - "128x4-grouped": the same atoms, for rows that belong to groups: each group's scale rows start on a multiple of 128.
+- "fragment": scales lie among the codes, and both in the order of Hopper's tensor cores (`formats.fragment`).
 
 Every function takes and returns bytes as uint8 or float8_e4m3fn, whichever it was given; padding is written as zero.
 """
@@ -17,7 +18,8 @@ from torch import Tensor
 LINEAR = "linear"
 ATOMS = "128x4"
 GROUPED = "128x4-grouped"
-LAYOUTS = (LINEAR, ATOMS, GROUPED)
+FRAGMENT = "fragment"
+LAYOUTS = (LINEAR, ATOMS, GROUPED, FRAGMENT)
 
 BLOCK = 16
 K_ALIGN = 64

@@ -2,7 +2,7 @@
 
 from blockscale.nn.checkpoint import load_into, named_weights
 from blockscale.nn.grouped import Experts, GroupedLinear
-from blockscale.nn.linear import Linear
+from blockscale.nn.linear import Linear, pack
 from blockscale.nn.model import LayerReport, ModelReport, quantize_model
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "ModelReport",
     "load_into",
     "named_weights",
+    "pack",
     "quantize_model",
 ]

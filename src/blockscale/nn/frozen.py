@@ -31,6 +31,9 @@ class Frozen(torch.nn.Module):
         global_scale: fp32, () or one a group.
         input_scale: fp32 (), the activations' global scale, where `activations` is "static".
 
+    In layout "fragment" (`Linear.pack`) `codes` holds the units and `scales_128x4` nothing; the state dict has the
+    common order all the same, both ways.
+
     Casts (`half()`, `to(torch.bfloat16)`) leave them alone; moves, `to_empty` and "meta" work as for any module.
     `load_state_dict` writes into the same memory, so compiled models and CUDA graphs see what was loaded.
     """
@@ -60,6 +63,7 @@ class Frozen(torch.nn.Module):
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in shape):
             raise ValueError(f"sizes: {shape}, expected positive integers")
         self.shape, self.activations, self.backend = torch.Size(shape), activations, backend
+        self.layout = ATOMS
         self.out_features, self.in_features = shape[-2:]
         storage = (*shape[:-1], round_up(shape[-1], K_ALIGN) // 2)
         scales = scale_shape(shape, ATOMS, None)
@@ -73,7 +77,7 @@ class Frozen(torch.nn.Module):
 
     def adopt(self, weight: NVFP4Tensor, global_scale: Tensor | None = None) -> None:
         """Take the parts of `weight` as they are; `global_scale` instead of its own where each group has one."""
-        weight = weight.with_layout(ATOMS)
+        weight = weight.with_layout(self.layout)
         self.codes, self.scales_128x4 = weight.codes, weight.scales.view(torch.uint8)
         self.global_scale = weight.global_scale if global_scale is None else global_scale
 
@@ -86,7 +90,7 @@ class Frozen(torch.nn.Module):
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.is_meta:
                 self._buffers[name] = torch.zeros_like(buffer, device=weight.device)
-        weight = weight.with_layout(ATOMS)
+        weight = weight.with_layout(self.layout)
         self.codes[index].copy_(weight.codes)
         self.scales_128x4[index].copy_(weight.scales.view(torch.uint8))
         self.global_scale[index].copy_(weight.global_scale)
@@ -95,7 +99,7 @@ class Frozen(torch.nn.Module):
 
     def parts(self, global_scale: Tensor) -> NVFP4Tensor:
         scales = self.scales_128x4.view(torch.float8_e4m3fn)
-        return NVFP4Tensor(self.codes, scales, global_scale, ATOMS, self.shape)
+        return NVFP4Tensor(self.codes, scales, global_scale, self.layout, self.shape)
 
     def activate(self, x: Tensor) -> NVFP4Tensor | Tensor:
         """`x` as the product takes it. Where a gradient flows back, the quantised values pass it on unchanged

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from blockscale.api import gemm
+from blockscale.formats.layouts import ATOMS, FRAGMENT, K_ALIGN, round_up
 from blockscale.nn.frozen import Frozen, computed_in
+from blockscale.ops import scale_shape
 from blockscale.quantize import quantize
 from blockscale.tensor import FLOAT_DTYPES, LARGEST_GLOBAL_SCALE, NVFP4Tensor
 
@@ -87,6 +90,7 @@ class Linear(Frozen):
         if bias is not None and (bias.shape != (n,) or bias.dtype not in FLOAT_DTYPES):
             raise ValueError(f"bias: {bias.dtype} of shape {tuple(bias.shape)}, expected ({n},) in fp32, bf16 or fp16")
         made = cls._empty(k, n, activations, backend, "meta")
+        made.layout = FRAGMENT if weight.layout == FRAGMENT else ATOMS
         made.adopt(weight)
         made.bias = bias if bias is None or isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias)
         if activations == "static":
@@ -111,6 +115,42 @@ class Linear(Frozen):
         """The weight (N, K); it shares the buffers' memory."""
         return self.parts(self.global_scale)
 
+    @torch.no_grad()
+    def pack(self) -> Self:
+        """Keep the weight in layout "fragment", the order of Hopper's kernels, from now on; in place, once. The layer
+        takes the same memory (rows count in steps of 16, columns of 128); graphs that were captured do not see it.
+        """
+        if self.layout != FRAGMENT:
+            weight = self.weight.with_layout(FRAGMENT)
+            self.layout = FRAGMENT
+            self.adopt(weight)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.layout == FRAGMENT:
+            common = self.weight.with_layout(ATOMS)
+            destination[f"{prefix}codes"] = common.codes
+            destination[f"{prefix}scales_128x4"] = common.scales.view(torch.uint8)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        names = f"{prefix}codes", f"{prefix}scales_128x4"
+        if self.layout == FRAGMENT and all(isinstance(state_dict.get(name), Tensor) for name in names):
+            packed = self._packed(*(state_dict[name] for name in names))
+            state_dict = {**state_dict, **dict(zip(names, packed, strict=True))}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _packed(self, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers that a state dict's stand for; those of another size as they are, for torch to refuse."""
+        storage = (*self.shape[:-1], round_up(self.shape[-1], K_ALIGN) // 2)
+        if codes.shape != storage or scales.shape != scale_shape(self.shape, ATOMS, None):
+            return codes, scales
+        if not self.codes.is_meta:
+            codes, scales = codes.to(self.codes.device), scales.to(self.codes.device)
+        parts = codes, scales.view(torch.float8_e4m3fn)
+        packed = NVFP4Tensor.from_parts(*parts, shape=self.shape, check_values=False).with_layout(FRAGMENT)
+        return packed.codes, packed.scales.view(torch.uint8)
+
     def forward(self, x: Tensor) -> Tensor:
         dtype = computed_in(x)
         rows = x.to(dtype) if x.ndim > 1 else x.to(dtype).unsqueeze(0)
@@ -120,3 +160,9 @@ class Linear(Frozen):
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return f"{self.in_features}, {self.out_features}, bias={bias}, activations={self.activations!r}"
+
+
+def pack(module: torch.nn.Module) -> None:
+    """For `model.apply(bs.nn.pack)`: every `Linear` keeps its weight in the order of Hopper's kernels."""
+    if isinstance(module, Linear):
+        module.pack()

@@ -14,16 +14,17 @@ from blockscale.quantize.methods import METHODS, Method
 from blockscale.tensor import (
     FLOAT_DTYPES,
     LARGEST_GLOBAL_SCALE,
+    SMALLEST_GLOBAL_SCALE,
     NVFP4Tensor,
     as_global_scale,
     check_group_sizes,
     check_layout,
 )
 
-SMALLEST_GLOBAL_SCALE = 2.0**-126
 _NONFINITE = ("error", "saturate")
 _TILE = 1 << 18  # elements; a thread works in four buffers of this size, 4 bytes an element
 _F32_MAGNITUDE = 0x7FFFFFFF
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def quantize(
@@ -45,7 +46,7 @@ def quantize(
             (nearest E4M3 scale or one of its neighbours, by squared error).
         global_scale: a positive multiplier of at least 2^-126 (float or fp32 tensor of one element). By default
             amax(x) / 2688, or amax(x) / 1536 for "four_over_six". Values beyond 2688 x global_scale saturate.
-        layout: of the scales: "linear", "128x4" or "128x4-grouped".
+        layout: of the scales: "linear", "128x4", "128x4-grouped" or "fragment".
         group_sizes: int32 (E,) summing to M, for "128x4-grouped" and a 2-D `x`.
         nonfinite: "error" refuses NaN and infinity; "saturate" takes NaN as 0 and ±infinity as the largest magnitude
             that the global scale can hold; neither counts in amax(x).
@@ -70,24 +71,50 @@ def quantize(
         k = x.shape[-1]
         codes = torch.empty(len(rows), round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
         scales = torch.empty(len(rows), layouts.blocks(k), dtype=torch.float8_e4m3fn, device=x.device)
-        _fill(rows, codes, scales, METHODS[method], unit, saturate=nonfinite == "saturate")
+        limit = None
+        if nonfinite == "saturate":
+            limit = min(float(e2m1.MAX * (e4m3.MAX * unit)), _LARGEST)
+        _fill(rows, codes, scales, METHODS[method], unit, limit)
         batch = x.shape[:-1]
         codes, scales = codes.view(*batch, codes.shape[-1]), scales.view(*batch, scales.shape[-1])
         return NVFP4Tensor(codes, scales, unit, LINEAR, x.shape).with_layout(layout, groups)
 
 
-def _fill(x: Tensor, codes: Tensor, scales: Tensor, method: Method, unit: Tensor, *, saturate: bool) -> None:
-    """Write codes (M, K_pad/2) and scales (M, K_pad/16) of `x` (M, K), both whole."""
+def quantize_into(x: Tensor, out: NVFP4Tensor) -> None:
+    """Quantise `x`, fp32 (..., M, K), into codes and scales of `out`, padding included, as `quantize` does with method
+    "rtn", the global scale of `out` and nonfinite="saturate". On any device; on a GPU nothing waits for it.
+
+    The caller is within `exact_arithmetic`.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    linear = out.layout == LINEAR
+    shape = (*x.shape[:-1], layouts.blocks(x.shape[-1]))
+    scales = out.scales if linear else torch.empty(shape, dtype=out.scales.dtype, device=x.device)
+    flat = scales.view(-1, shape[-1])
+    # The largest number saturates to the same codes as what the global scale can hold, which only its device knows.
+    _fill(rows, out.codes.view(-1, out.codes.shape[-1]), flat, METHODS["rtn"], out.global_scale, _LARGEST)
+    if not linear:
+        out.scales.view(torch.uint8).copy_(layouts.swizzle(scales).view(torch.uint8).view(out.scales.shape))
+
+
+def _fill(x: Tensor, codes: Tensor, scales: Tensor, method: Method, unit: Tensor, limit: float | None) -> None:
+    """Write codes (M, K_pad/2) and scales (M, K_pad/16) of `x` (M, K), both whole.
+
+    Infinities count as `limit`, and NaN as 0; None says that every value is finite.
+    """
     pieces = _pieces(x)
     share = max(1, -(-len(pieces) // (4 * torch.get_num_threads())))  # some more shares than threads, for an even load
 
     def fill(mine: list[tuple[slice, slice]]) -> None:
-        tile = _Tile(method, unit, saturate=saturate)
+        tile = _Tile(method, unit, limit)
         for rows, k in mine:
             of_codes, of_scales = (slice(k.start // n, round_up(k.stop, K_ALIGN) // n) for n in (2, BLOCK))
             tile.quantize(x[rows, k], codes[rows, of_codes], scales[rows, of_scales])
 
-    threads.map_each(fill, [pieces[i : i + share] for i in range(0, len(pieces), share)])
+    if x.device.type == "cpu":
+        threads.map_each(fill, [pieces[i : i + share] for i in range(0, len(pieces), share)])
+    else:
+        fill(pieces)  # another thread would not be on the caller's stream
 
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice]]:
@@ -105,8 +132,8 @@ def _pieces(x: Tensor) -> list[tuple[slice, slice]]:
 class _Tile:
     """Buffers for one tile of rows, and the steps over them."""
 
-    def __init__(self, method: Method, unit: Tensor, *, saturate: bool) -> None:
-        self.method, self.unit, self.saturate = method, unit, saturate
+    def __init__(self, method: Method, unit: Tensor, limit: float | None) -> None:
+        self.method, self.unit, self.limit = method, unit, limit
         self.x = torch.empty(_TILE, dtype=torch.float32, device=unit.device)
         self.quotient, self.p, self.scratch = torch.empty(3, _TILE, dtype=torch.int32, device=unit.device).unbind(0)
 
@@ -117,9 +144,8 @@ class _Tile:
         padded = values.view(len(x), columns)
         padded[:, : x.shape[1]].copy_(x)
         padded[:, x.shape[1] :] = 0
-        if self.saturate:
-            limit = min(float(e2m1.MAX * (e4m3.MAX * self.unit)), torch.finfo(torch.float32).max)
-            torch.nan_to_num_(values, nan=0.0, posinf=limit, neginf=-limit)
+        if self.limit is not None:
+            torch.nan_to_num_(values, nan=0.0, posinf=self.limit, neginf=-self.limit)
         magnitudes = torch.bitwise_and(values.view(torch.int32), _F32_MAGNITUDE, out=self.scratch[: len(values)])
         block_amax = magnitudes.view(-1, BLOCK).amax(dim=1).view(torch.float32)
         candidates = self.method.candidates(block_amax, self.unit)
@@ -136,7 +162,7 @@ class _Tile:
         torch.div(values.view(-1, BLOCK), d, out=quotient.view(torch.float32).view(-1, BLOCK))
         e2m1.encode_bits(quotient, self.p[:size], self.scratch[:size])
         zero = scales.view(torch.uint8) == 0
-        if bool(zero.any()):
+        if zero.is_cuda or bool(zero.any()):
             quotient.view(-1, BLOCK).masked_fill_(zero.unsqueeze(1), 0)
         return quotient
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ptxemu.device import TARGETS
 from ptxemu.host.build import runtime_library
 from ptxemu.host.cubin import Image, KernelInfo, digest, read_image
 from ptxemu.host.errors import HostError
@@ -151,7 +150,7 @@ class Bridge:
 
     def device_attribute(self, value: Any, attribute: int) -> None:
         device = self._emulator().device
-        known = {MAX_SHARED_PER_BLOCK_OPTIN: TARGETS[device.target], MULTIPROCESSOR_COUNT: device.sms}
+        known = {MAX_SHARED_PER_BLOCK_OPTIN: device.chip.shared_bytes, MULTIPROCESSOR_COUNT: device.sms}
         if attribute not in known:
             raise HostError(f"device attribute {attribute} is not known; allowed: {sorted(known)}")
         value[0] = known[attribute]

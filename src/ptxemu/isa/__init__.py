@@ -5,10 +5,12 @@ import importlib
 # Order matters only where two forms match the same text: the earlier one wins.
 CHAPTERS = (
     "integer",
+    "integer_parts",
     "extended",
     "logic",
     "floating",
     "compare",
+    "compare_pairs",
     "move",
     "convert",
     "memory",
@@ -20,10 +22,12 @@ CHAPTERS = (
     "cp_async",
     "remote",
     "matrix",
+    "mma",
     "bulk_groups",
     "bulk",
     "tensor_memory",
     "tcgen05",
+    "wgmma",
 )
 
 for _chapter in CHAPTERS:

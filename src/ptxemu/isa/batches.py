@@ -14,9 +14,10 @@ from ptxemu.isa.engine import Decoded
 from ptxemu.isa.operands import registers_in
 from ptxemu.machine.lanes import LANES
 
-__all__ = ["batch", "pure_runs", "run_batch"]
+__all__ = ["batch", "pure_runs", "run_batch", "run_matrix"]
 
 LEAST = 4  # fewer equal instructions are not worth gathering
+MOST = 64  # matrices at a time, so that what is made of them stays in the cache
 
 
 def pure_runs(body: Sequence[Decoded]) -> list[list[Decoded]]:
@@ -24,7 +25,7 @@ def pure_runs(body: Sequence[Decoded]) -> list[list[Decoded]]:
     runs: list[list[Decoded]] = []
     open_run = False
     for found in body:
-        pure = found.form.kind in ("lanes", "copy") and found.instruction.guard is None
+        pure = found.form.kind in ("lanes", "copy", "matrix") and found.instruction.guard is None
         if pure and open_run:
             runs[-1].append(found)
         else:
@@ -53,7 +54,8 @@ def batch(run: Sequence[Decoded], key: Callable[[Decoded], Hashable]) -> list[li
     groups: list[list[Decoded]] = []
     for _, by_key in sorted(levels.items()):
         for group in by_key.values():
-            groups += [group] if len(group) >= LEAST else [[found] for found in group]
+            gathered = len(group) >= LEAST or group[0].form.kind == "matrix"
+            groups += [group] if gathered else [[found] for found in group]
     if all(len(group) == 1 for group in groups):
         return [[found] for found in run]
     return groups
@@ -69,3 +71,21 @@ def run_batch(scalar: Callable[..., int], vector: Callable[..., Any]) -> Callabl
         return list(vector(*map(np.concatenate, operands)).reshape(-1, LANES))
 
     return apply
+
+
+def run_matrix(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """The function of several equal instructions on matrices, given for each operand the registers of all."""
+
+    def apply(w: Any, *operands: tuple[tuple[Any, ...], ...]) -> list[Any]:
+        found: list[Any] = []
+        for first in range(0, len(operands[0]), MOST):
+            found += list(function(w, *(_stack(registers[first : first + MOST]) for registers in operands)))
+        return found
+
+    return apply
+
+
+def _stack(registers: tuple[tuple[Any, ...], ...]) -> Any:
+    """Registers of several instructions as (instructions, registers, 32) uint32."""
+    flat = [np.full(LANES, r, np.uint32) if r.__class__ is int else r for each in registers for r in each]
+    return np.concatenate(flat).astype(np.uint32, copy=False).reshape(len(registers), -1, LANES)

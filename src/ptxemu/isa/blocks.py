@@ -18,7 +18,7 @@ __all__ = ["Jump", "Plan", "plan"]
 class Jump:
     """How a block ends: to `target` for the lanes of `guard` (all when it is None), to the next block for the others.
 
-    kind: "branch", "exit" or "indexed" (then `targets`, chosen by `index`).
+    kind: "branch", "exit" or "indexed" (then `targets`, chosen by `index`).  whole: all lanes have to go one way.
     """
 
     kind: str
@@ -27,6 +27,7 @@ class Jump:
     target: int = -1
     targets: tuple[int, ...] = ()
     index: Operand | None = None
+    whole: bool = False
 
 
 @dataclass
@@ -87,11 +88,13 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
             pending.append((blocks[-1], found))
             blocks[-1].jump = Jump(form.function(), item.line, item.guard)
             fresh()
+        elif _together(blocks[-1]) and found.converge == "aligned" and item.guard is None and not form.blocking:
+            blocks[-1].body.append(found)
         elif form.blocking or found.converge:
             block = fresh()
             if item.guard is not None:  # the lanes that the guard keeps out pass by
                 guard = Register(item.guard.name, 0, not item.guard.negated)
-                block.jump = Jump("branch", item.line, guard, block.index + 2)
+                block.jump = Jump("branch", item.line, guard, block.index + 2, whole=found.converge == "aligned")
                 block = fresh()
             block.body.append(found)
             if form.blocking or item.guard is not None:
@@ -106,6 +109,11 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
         block.jump = _resolve(block.jump, found, places, function)
     _live(blocks, numbers)
     return blocks
+
+
+def _together(block: Plan) -> bool:
+    """Whether all lanes of the warp run the block, which begins by waiting for them."""
+    return bool(block.body) and block.body[0].converge == "aligned" and block.jump is None
 
 
 def _decoded(item: Instruction, widths: Mapping[str, int]) -> Decoded:

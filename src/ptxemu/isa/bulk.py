@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from ptxemu.errors import LaunchError, MemoryFault
 from ptxemu.isa.bulk_groups import Store, groups_of
-from ptxemu.isa.engine import Value, thread
+from ptxemu.isa.engine import Value, thread, warp
 from ptxemu.isa.mbarrier import barrier_at
+from ptxemu.isa.sync import fence
 from ptxemu.machine import tma
 from ptxemu.machine.lanes import lanes
 from ptxemu.machine.memory import RANK_SHIFT, Order, Touched, strength
+from ptxemu.machine.swizzle import B128_ATOM32
 from ptxemu.machine.tensormap import SIZE, InvalidTensorMap, TensorMap, replace_field
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def _orders(*modifiers: str) -> str:
     return " ".join(found)
 
 
+LAST_UNPACKED = 12  # the element types of tensormap.replace from here on are packed
 HINT, MULTICAST = "L2::cache_hint", "multicast::cluster"
 GROUPS = ("cta_group::1", "cta_group::2")
 TENSOR_EXTRAS = " ".join(dict.fromkeys(" ".join(_orders(MULTICAST, HINT, group) for group in GROUPS).split()))
@@ -140,7 +143,13 @@ def _map(w: Warp, address: int) -> TensorMap:
     space, found = w.space("", address, 1)
     if found % 64:
         raise InvalidTensorMap(f"tensor map at {address:#x}: 64-byte alignment is needed")
-    return TensorMap.decode(space.view(found, 64, proxy="tensormap").tobytes())
+    decoded = TensorMap.decode(space.view(found, 64, proxy="tensormap").tobytes())
+    if (decoded.type.packed or decoded.swizzle is B128_ATOM32) and "narrow floats" not in w.grid.chip.has:
+        raise InvalidTensorMap(
+            f"{w.grid.chip.name} has no packed types and no 128-byte swizzle of 32-byte atoms: the map's are "
+            f"{decoded.dtype} and {decoded.swizzle.name}"
+        )
+    return decoded
 
 
 def _signed(coords: Any) -> tuple[int, ...]:
@@ -160,6 +169,7 @@ def _tensor(w: Warp, map: int, coords: Any, dim: str, store: bool) -> tuple[Tens
     if m.rank != int(dim[0]):
         raise InvalidTensorMap(f"a .{dim} copy with a tensor map of rank {m.rank}")
     tma.check_coordinates(m, at, store)
+    tma.check_first_coordinate(m, at)
     return m, at
 
 
@@ -244,7 +254,7 @@ def _tensor_out(
     tensor, to = _tensor(w, map, coords, dim, store=True)
     source = _own(w, _shared(w, at, "cp.async.bulk.tensor"), "cp.async.bulk.tensor from shared::cta")
     tma.check_shared(tensor, source)
-    _count(w, "TMA store", tma.inside_bytes(tensor, to), tensor.box_bytes)
+    _count(w, "TMA store", tma.inside_bytes(tensor, to, write=True), tensor.box_bytes)
 
     _submit_store(
         w,
@@ -441,7 +451,24 @@ def _replace(w: Warp, at: int, field: str, ordinal: int, value: int, space: str 
     memory, address = w.space(space or "", at, 1)
     if address % SIZE:
         raise InvalidTensorMap(f"tensormap.replace at {at:#x}: {SIZE}-byte alignment is needed")
+    if field == "elemtype" and value > LAST_UNPACKED and "narrow floats" not in w.grid.chip.has:
+        raise InvalidTensorMap(f"tensormap.replace.elemtype {value}: {w.grid.chip.name} has types 0 to {LAST_UNPACKED}")
     view = memory.view(address, SIZE, write=True)
     raw = bytearray(view.tobytes())
     replace_field(raw, field, value, ordinal)
     view[:] = np.frombuffer(raw, np.uint8)
+
+
+@warp(
+    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.scope.sync.aligned [to], [origin], size",
+    scope="cta cluster gpu sys",
+)
+def copy_map(w: Warp, m: int, to: Value, origin: Value, size: Value, *, scope: str) -> None:
+    """PTX 'tensormap.cp_fenceproxy'.  A map goes from shared to global memory, and a release follows."""
+    if size != SIZE:
+        raise LaunchError(f"tensormap.cp_fenceproxy of {size} bytes; allowed: {SIZE}")
+    if type(to) is not int or type(origin) is not int or to % SIZE or origin % SIZE:
+        raise InvalidTensorMap(f"tensormap.cp_fenceproxy: one pair of addresses, aligned to {SIZE} bytes, is needed")
+    found = w.shared.view(w.space("shared::cta", origin & 0xFFFFFFFF, m)[1], SIZE)
+    w.memory.view(to, SIZE, write=True)[:] = found
+    fence(w, m, scope=scope)

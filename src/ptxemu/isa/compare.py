@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu import numerics
 from ptxemu.isa.engine import Value, lanes
 from ptxemu.isa.lift import whole
 
 INTEGERS = "b16 b32 b64 u16 u32 u64 s16 s32 s64"
-FLOATS = "f16 f32 f64"
+FLOATS = "f16 bf16 f32 f64"
 ORDERED: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -30,8 +31,16 @@ INT_CMP = "eq ne lt le gt ge lo ls hi hs"
 FLOAT_CMP = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan"
 
 
-def _compare_float(cmp: str, a: Value, b: Value) -> Value:
+def _number(a: Value, type: str, ftz: bool) -> Value:
+    """An operand as numbers; bf16 arrives as bits."""
+    if type == "bf16":
+        return numerics.decode(numerics.BF16, a)
+    return np.where(np.abs(a) < np.finfo(a.dtype).tiny, a.dtype.type(0), a) if ftz else a
+
+
+def _compare_float(cmp: str, a: Value, b: Value, type: str, ftz: bool) -> Value:
     """The ordered comparisons are false with a NaN, those with a `u` true."""
+    a, b = _number(a, type, ftz), _number(b, type, ftz)
     unordered = np.isnan(a) | np.isnan(b)
     if cmp == "nan":
         return unordered
@@ -55,15 +64,15 @@ def setp_bool(a: Value, b: Value, c: Value, *, cmp: str, bool: str) -> Value:
 
 
 @lanes("setp.cmp{.ftz}.type p, a, b", {"p": "pred"}, cmp=FLOAT_CMP, type=FLOATS)
-def setp_float(a: Value, b: Value, *, cmp: str) -> Value:
+def setp_float(a: Value, b: Value, *, cmp: str, type: str, ftz: bool) -> Value:
     """PTX 'Comparison and Selection Instructions: setp'.  p = a cmp b of floats."""
-    return _compare_float(cmp, a, b)
+    return _compare_float(cmp, a, b, type, ftz)
 
 
 @lanes("setp.cmp.bool{.ftz}.type p, a, b, c", {"p": "pred", "c": "pred"}, cmp=FLOAT_CMP, bool="and or xor", type=FLOATS)
-def setp_float_bool(a: Value, b: Value, c: Value, *, cmp: str, bool: str) -> Value:
+def setp_float_bool(a: Value, b: Value, c: Value, *, cmp: str, bool: str, type: str, ftz: bool) -> Value:
     """PTX 'Comparison and Selection Instructions: setp'.  p = (a cmp b) bool c of floats."""
-    return COMBINE[bool](_compare_float(cmp, a, b), c)
+    return COMBINE[bool](_compare_float(cmp, a, b, type, ftz), c)
 
 
 @lanes("set.cmp.dtype.type d, a, b", {"d": "dtype"}, cmp=INT_CMP, dtype="u32 s32", type=INTEGERS)
@@ -74,9 +83,9 @@ def set_(a: Value, b: Value, *, cmp: str) -> Value:
 
 
 @lanes("set.cmp{.ftz}.dtype.type d, a, b", {"d": "dtype"}, cmp=FLOAT_CMP, dtype="u32 s32", type=FLOATS)
-def set_float(a: Value, b: Value, *, cmp: str) -> Value:
+def set_float(a: Value, b: Value, *, cmp: str, type: str, ftz: bool) -> Value:
     """PTX 'Comparison and Selection Instructions: set'.  All ones where a cmp b, else 0."""
-    return -_compare_float(cmp, a, b).astype(np.int32)
+    return -_compare_float(cmp, a, b, type, ftz).astype(np.int32)
 
 
 @lanes("selp.type d, a, b, c", {"c": "pred"}, type=INTEGERS)

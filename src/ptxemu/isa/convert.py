@@ -10,6 +10,7 @@ from ptxemu import numerics
 from ptxemu.isa.engine import Value, lanes
 from ptxemu.isa.lift import whole
 from ptxemu.isa.types import bits_of, is_signed
+from ptxemu.machine.lanes import WORD
 
 INTEGERS = "u8 u16 u32 u64 s8 s16 s32 s64"
 FLOATS = "f16 bf16 f32 f64"
@@ -55,13 +56,15 @@ def integer(a: Value, *, sat: bool, dtype: str) -> Value:
     atype=FLOATS,
 )
 def to_integer(a: Value, *, irnd: str, dtype: str, atype: str) -> Value:
-    """PTX 'cvt'.  Float to integer: always saturates; NaN gives 0."""
+    """PTX 'cvt'.  Float to integer: always saturates; NaN gives 0, or the top bit where f64 or 64 bits take part."""
     values = _INTEGRAL[irnd](_value(a, atype))
     low, high = _limits(dtype)
     word: Any = np.int64 if is_signed(dtype) else np.uint64
     inside = np.isfinite(values) & (values >= low) & (values < float(high + 1))
     result = np.where(inside, values, 0).astype(word)
     result = np.where(values >= float(high + 1), word(high), result)
+    if atype == "f64" or bits_of(dtype) == 64:
+        result = np.where(np.isnan(values), np.uint64(1 << bits_of(dtype) - 1).astype(word), result)
     return np.where(values < low, word(low), result)
 
 
@@ -136,11 +139,37 @@ def to_float(
     if irnd:
         values = _INTEGRAL[irnd](values)
     if sat:
-        values = np.where(np.isnan(values), 0, np.clip(values, 0, 1))
+        values = np.where(np.isnan(values), 0, np.clip(values, 0, 1)) + 0.0
     code = _code(values, dtype, rnd, satfinite, relu)
     if ftz and dtype == "f32":
         code = np.where(code & 0x7F800000, code, code & np.uint32(0x80000000))
+    nan = np.isnan(values)
+    if nan.any() and not (irnd or sat or relu or satfinite):
+        kept = _nan_code(a, dtype, atype, rnd, ftz)
+        code = code if kept is None else np.where(nan, kept, code)
     return code
+
+
+def _nan_code(a: Value, dtype: str, atype: str, rnd: str | None, ftz: bool) -> Value | None:
+    """What NaNs become in the conversions that do not make them canonical."""
+    if (dtype, atype) == ("f32", "bf16"):
+        return a.astype(np.uint32) << np.uint32(16)
+    if dtype == "tf32":
+        return a.view(np.uint32) & np.uint32(0xFFFFE000) if rnd == "rna" else None
+    if "f64" not in (dtype, atype) or atype == "bf16":
+        return None
+    if ftz:
+        return np.full(a.shape, 0x7FFFFFFFE0000000, np.uint64)
+    # The sign and the upper bits of the fraction stay; the quiet bit is set.
+    bits, (exponent, fraction) = a.view(WORD[bits_of(atype)]).astype(np.uint64), _FIELDS[atype]
+    to_exponent, to_fraction = _FIELDS[dtype]
+    sign = bits >> np.uint64(exponent + fraction) << np.uint64(to_exponent + to_fraction)
+    payload = bits << np.uint64(64 - fraction) >> np.uint64(64 - to_fraction)
+    quiet = ((1 << to_exponent + 1) - 1) << to_fraction - 1
+    return (sign | payload | np.uint64(quiet)).astype(WORD[bits_of(dtype)])
+
+
+_FIELDS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}  # bits of exponent and fraction
 
 
 @lanes(

@@ -143,12 +143,17 @@ def _copy(w: Warp, m: int, dst: Value, src: Value, size: int, source_size: Value
             if count:
                 target[:count] = w.memory.view(origin, count)
 
+    full = sum(group for group, _, _, count in wanted if count == size)
+
     def move_together() -> None:
         with w.memory.uncounted(), w.shared.uncounted():
-            w.shared.store(dst, w.memory.load(src, 4, size // 4, m), 4, m)
+            if full:
+                w.shared.store(dst, w.memory.load(src, 4, size // 4, full), 4, full)
+            if empty := m & ~full:
+                w.shared.store(dst, [0] * (size // 4), 4, empty)
 
-    whole = all(count == size for _, _, _, count in wanted) and int not in (type(dst), type(src))
-    action = move_together if whole else move
+    all_or_nothing = all(count in (0, size) for _, _, _, count in wanted) and int not in (type(dst), type(src))
+    action = move_together if all_or_nothing else move
     _groups(w).add(m, w.queue.submit(action, "cp.async", agent=w.grouped("cp.async", 1)))
 
 
@@ -160,7 +165,7 @@ def commit_group(w: Warp, m: int) -> None:
         w.agent.commit_groups(("cp.async",), 1)
 
 
-@warp("cp.async.wait_group count")
+@warp("cp.async.wait_group count", {"count": "natural"})
 def wait_group(w: Warp, m: int, count: Value) -> Generator[Wait, None, None]:
     """PTX 'cp.async.wait_group / cp.async.wait_all'.  Until all but the newest `count` groups are complete."""
     for operation in _groups(w).older(m, count):

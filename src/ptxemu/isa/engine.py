@@ -6,16 +6,21 @@ A form is one line of the manual's syntax with the function that carries it out:
     def add(a, b): ...
 
 In the opcode, `.name` is a choice when a keyword argument of that name lists its values, and literal text otherwise;
-`{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector and
-`d|p` two results.
+`{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector,
+`<+a>` one that is read and written, and `d|p` two results.
+Where the type of an operand is "u16 in 0 2", a constant in its place has to be one of these ("imm in 0 2": it has to be
+a constant), in a vector each of its constants one of those between `|`.
 Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or
 an optional literal, reaches the function when it has a keyword-only parameter of that name (`::` becomes `_`).
+A parameter with a default need not be in the syntax.
 
-Three decorators, by what the function needs:
+Four decorators, by what the function needs:
 
 - `lanes`: pure arithmetic.  Gets and returns numbers of the operand's type, one uniform value or an array of 32 lanes.
 - `warp`: needs the warp; called once for the lanes of a mask: `f(w, m, *operands)`.  May be a generator that yields
   `Wait`s: the warp stays at the instruction until each is over.
+- `matrix`: arithmetic of the registers of a whole warp: `f(w, *operands)` for several equal instructions, each operand
+  and the result (instructions, registers, 32) uint32.
 - `thread`: as `warp`, but the operands are plain ints: called once when they are uniform, otherwise lane by lane.
 """
 
@@ -32,13 +37,15 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ptxemu.errors import ParseError, UnknownInstruction
-from ptxemu.isa.fit import misfit
+from ptxemu.isa.fit import Filled, misfit
 from ptxemu.text.module import Address, Instruction, Operand, Pair, Vector
 
-__all__ = ["Decoded", "Form", "Value", "decode", "flow", "forms", "lanes", "thread", "warp"]
+__all__ = ["Decoded", "Form", "Modifiers", "Value", "decode", "flow", "forms", "lanes", "matrix", "thread", "warp"]
 
 Value = Any  # a uniform int, or a numpy array of 32 lanes; predicates are an int with a bit a lane
 F = TypeVar("F", bound=Callable[..., Any])
+Modifiers = Mapping[str, str | bool | None]
+Lengths = Callable[[Modifiers], Mapping[str, int]]
 
 _TOKEN = re.compile(r"\{|\}|\.[A-Za-z0-9_:]+")
 # Operand names that mean the same wherever the syntax has them.
@@ -49,10 +56,14 @@ _FORMS: dict[str, list[Form]] = {}  # by base opcode
 
 @dataclass(frozen=True)
 class Slot:
-    """One operand position: the names it binds, and whether it is bracketed (`[a, b]`) or a pair (`d|p`)."""
+    """One operand position: the names it binds, and whether it is bracketed (`[a, b]`) or a pair (`d|p`).
+
+    updated: the function takes it and gives it back.
+    """
 
     names: tuple[str, ...]
     shape: str  # "plain", "address", "pair" or "vector"
+    updated: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class Form:
     """One entry of the table."""
 
     syntax: str
-    kind: str  # "lanes", "warp", "thread" or "flow"
+    kind: str  # "lanes", "matrix", "warp", "thread" or "flow"
     function: Callable[..., Any]
     pattern: re.Pattern[str]
     variants: tuple[tuple[Slot, ...], ...]  # the operand lists that the optional parts allow
@@ -70,6 +81,7 @@ class Form:
     choices: Mapping[str, tuple[str, ...]]
     takes_ints: bool  # a lane-wise function that takes ints among its arrays
     converge: str | None  # "aligned": all lanes of the warp; otherwise the operand that names the lanes
+    lengths: Lengths | None = None  # of vectors, by the modifiers
 
     @property
     def opcode(self) -> str:
@@ -81,9 +93,14 @@ class Form:
 
     def type_of(self, operand: str, modifiers: Mapping[str, str | bool | None]) -> str | None:
         """The PTX type of the named operand under these modifiers; None when the form gives it none."""
-        spec = self.operand_types.get(operand, "type")
+        spec = self.operand_types.get(operand, "type").partition(" in ")[0]
         found = modifiers.get(spec, spec)
         return None if found == "type" or found is None else str(found)
+
+    def constants(self, operand: str) -> tuple[tuple[int, ...], ...]:
+        """The constants that the named operand may be, or each element of a vector; empty: any."""
+        values = self.operand_types.get(operand, "").partition(" in ")[2]
+        return tuple(tuple(map(int, each.split())) for each in values.split("|")) if values else ()
 
     @property
     def blocking(self) -> bool:
@@ -122,6 +139,11 @@ class Decoded:
         vectors = [o for o in (*self.results, *self.sources) if isinstance(o, Vector)]
         return len(vectors[0].items) if vectors else 1
 
+    @property
+    def updated(self) -> tuple[Operand | None, ...]:
+        """The operands that are sources and results both."""
+        return tuple(o for n, o in zip(self.form.sources, self.sources, strict=False) if n in self.result_names)
+
     def type_of(self, operand: str) -> str | None:
         """The PTX type of the named operand: what the form says, by default its `.type`; None when it has none."""
         return self.form.type_of(operand, self.modifiers)
@@ -140,10 +162,24 @@ def lanes(
     return _entry("lanes", syntax, operands, choices, ints)
 
 
-def warp(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
+def warp(
+    syntax: str,
+    operands: Mapping[str, str] | str = MappingProxyType({}),
+    lengths: Lengths | None = None,
+    /,
+    **choices: str,
+) -> Callable[[F], F]:
     """A function `f(w, m, *operands)` of the warp and the mask of its lanes; `converge=` names a mask of lanes that
-    have to arrive first (an `.aligned` form waits for the whole warp by itself)."""
-    return _entry("warp", syntax, operands, choices)
+    have to arrive first (an `.aligned` form waits for the whole warp by itself).
+
+    lengths: how many elements each vector has, by the modifiers.
+    """
+    return _entry("warp", syntax, operands, choices, lengths=lengths)
+
+
+def matrix(syntax: str, operands: Mapping[str, str] | str, lengths: Lengths, /, **choices: str) -> Callable[[F], F]:
+    """A function `f(w, *operands)` of stacks of registers, whose operands are vectors of `lengths` or registers."""
+    return _entry("matrix", syntax, operands, choices, lengths=lengths)
 
 
 def thread(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), **choices: str) -> Callable[[F], F]:
@@ -158,13 +194,18 @@ def flow(syntax: str, operands: Mapping[str, str] | str = MappingProxyType({}), 
 
 
 def _entry(
-    kind: str, syntax: str, operands: Mapping[str, str] | str, choices: dict[str, str], ints: bool = False
+    kind: str,
+    syntax: str,
+    operands: Mapping[str, str] | str,
+    choices: dict[str, str],
+    ints: bool = False,
+    lengths: Lengths | None = None,
 ) -> Callable[[F], F]:
     converge = choices.pop("converge", None)
     listed = {name: tuple(values.split()) for name, values in choices.items()}
 
     def register(function: F) -> F:
-        form = _make(kind, syntax, function, operands, listed, ints, converge)
+        form = _make(kind, syntax, function, operands, listed, ints, converge, lengths)
         _FORMS.setdefault(form.opcode, []).append(form)
         decode_opcode.cache_clear()
         return function
@@ -180,6 +221,7 @@ def _make(
     choices: dict[str, tuple[str, ...]],
     ints: bool,
     converge: str | None,
+    lengths: Lengths | None,
 ) -> Form:
     head, _, tail = syntax.partition(" ")
     parameters = inspect.signature(function).parameters.values()
@@ -189,11 +231,15 @@ def _make(
         if taken[:2] != ["w", "m"]:
             raise TypeError(f"{syntax}: a {kind} function starts with w, m")
         taken = taken[2:]
+    elif kind == "matrix":
+        taken = taken[1:]
     pattern, flags = _compile_opcode(head, choices)
     variants = tuple(_operand_lists(tail))
     names = {name for variant in variants for slot in variant for name in slot.names}
     if isinstance(operands, str):
         operands = dict.fromkeys(names, operands)
+    optional = {p.name for p in parameters if p.default is not p.empty}
+    taken = [name for name in taken if name in names or name not in optional]
     if missing := [name for name in taken if name not in names]:
         raise TypeError(f"{syntax}: {function.__name__} takes {missing}, which the syntax does not name")
     options = tuple(name for name in keywords if name in choices or name in flags or name == "parts")
@@ -204,7 +250,9 @@ def _make(
     operands = {name: kind for name, kind in _USUAL.items() if name in names} | dict(operands)
     if not (function.__doc__ or "").startswith("PTX '"):
         raise TypeError(f"{syntax}: the docstring of {function.__name__} has to begin with its section: PTX '...'")
-    return Form(syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge)
+    return Form(
+        syntax, kind, function, pattern, variants, tuple(taken), options, operands, choices, ints, converge, lengths
+    )
 
 
 def _compile_opcode(head: str, choices: Mapping[str, tuple[str, ...]]) -> tuple[re.Pattern[str], set[str]]:
@@ -255,7 +303,7 @@ def _slot(text: str) -> Slot:
     if text.startswith("["):
         return Slot(tuple(part.strip() for part in text.strip("[]").split(",")), "address")
     if text.startswith("<"):
-        return Slot((text.strip("<>"),), "vector")
+        return Slot((text.strip("<+>"),), "vector", text.startswith("<+"))
     if "|" in text:
         return Slot(tuple(part.strip() for part in text.split("|")), "pair")
     return Slot((text,), "plain")
@@ -310,21 +358,26 @@ def decode(instruction: Instruction, widths: Mapping[str, int] | None = None) ->
 
 
 def _slots(
-    form: Form, modifiers: Mapping[str, str | bool | None], variant: tuple[Slot, ...], bound: Mapping[str, Operand]
-) -> Iterator[tuple[str, str | None, Operand]]:
-    """The operands with the shape and the type of their slots, as `misfit` takes them."""
+    form: Form, modifiers: Modifiers, variant: tuple[Slot, ...], bound: Mapping[str, Operand]
+) -> Iterator[Filled]:
+    """The operands with their slots, as `misfit` takes them."""
+    lengths = form.lengths(modifiers) if form.lengths is not None else {}
     for slot in variant:
         for place, name in enumerate(slot.names):
             if slot.shape == "address":
-                yield "part" if place else "address", None, bound[name]
+                yield Filled("part" if place else "address", None, bound[name])
             else:
-                yield slot.shape, form.type_of(name, modifiers), bound[name]
+                kind, count = form.type_of(name, modifiers), lengths.get(name)
+                yield Filled(slot.shape, kind, bound[name], count, form.constants(name))
 
 
 def _results(variant: tuple[Slot, ...], sources: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the results: what comes before the first operand that the function takes, or an address."""
+    """The names of the results: what comes before the first operand that the function takes alone, or an address."""
     names: list[str] = []
     for slot in variant:
+        if slot.updated:
+            names += slot.names
+            continue
         if slot.shape == "address" or slot.names[0] in sources:
             break
         names += slot.names

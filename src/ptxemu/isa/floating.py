@@ -72,11 +72,21 @@ def _flush(a: Value, ftz: bool) -> Value:
     return np.where(np.abs(a) < np.finfo(a.dtype).tiny, np.copysign(a.dtype.type(0), a), a)
 
 
+def _flush_tiny(result: Value, exact: Value, rnd: str | None) -> Value:
+    """Zeros for results that would be below the smallest normal number if the exponent had no limit.
+
+    exact: the result before it was rounded, as a double.
+    """
+    kind, scale = result.dtype.type, 256.0
+    tiny = np.abs(_rounded(exact * scale, kind, rnd)) < np.finfo(kind).tiny * kind(scale)
+    return np.where(tiny, np.copysign(0.0, exact).astype(kind), result)
+
+
 def _finish(result: Value, ftz: bool = False, sat: bool = False) -> Value:
-    """Flushes, saturates to [0, 1] (NaN to 0), and gives f32 and f16 NaNs the canonical bits."""
+    """Flushes, saturates to [0, 1] (NaN to 0, no zero negative), and gives f32 and f16 NaNs the canonical bits."""
     result = _flush(result, ftz)
     if sat:
-        result = np.where(np.isnan(result), 0, np.clip(result, 0, 1)).astype(result.dtype)
+        result = np.where(np.isnan(result), 0, np.clip(result, 0, 1)).astype(result.dtype) + result.dtype.type(0)
     elif result.dtype == np.float32:
         square = result.dot(result)
         if square != square:
@@ -84,6 +94,19 @@ def _finish(result: Value, ftz: bool = False, sat: bool = False) -> Value:
     elif result.dtype == np.float16 and np.isnan(result).any():
         result = np.where(np.isnan(result), np.uint16(0x7FFF), result.view(np.uint16)).view(np.float16)
     return result
+
+
+def _nan64(result: Value, *operands: Value) -> Value:
+    """f64 results whose NaNs are, made quiet, those of the first operand that is one; of none: negative."""
+    if result.dtype != np.float64 or not np.isnan(result).any():
+        return result
+    bits = np.where(np.isnan(result), _INVALID, result.view(np.uint64))
+    for operand in reversed(operands):
+        bits = np.where(np.isnan(operand) & np.isnan(result), operand.view(np.uint64) | _QUIET, bits)
+    return bits.view(np.float64)
+
+
+_INVALID, _QUIET = np.uint64(0xFFF8 << 48), np.uint64(1 << 51)
 
 
 def _exact(operation: str, a: Value, b: Value, rnd: str | None = None) -> Value:
@@ -101,14 +124,15 @@ def add(a: Value, b: Value, *, rnd: str | None, ftz: bool = False, sat: bool = F
     """PTX 'Floating Point Instructions: add'."""
     a, b = _flush(a, ftz), _flush(b, ftz)
     result = a + b if rnd in (None, "rn") else _rounded(_exact("add", a, b, rnd), a.dtype.type, rnd)
-    return _finish(result, ftz, sat)
+    return _finish(_nan64(result, b, a), ftz, sat)
 
 
 @lanes("sub{.rnd}{.ftz}{.sat}.type d, a, b", rnd=RND, type="f32 f16 f16x2 f32x2")
 @lanes("sub{.rnd}.type d, a, b", rnd="rn", type="f64")
 def sub(a: Value, b: Value, *, rnd: str | None, ftz: bool = False, sat: bool = False) -> Value:
     """PTX 'Floating Point Instructions: sub'."""
-    return add(a, -b, rnd=rnd, ftz=ftz, sat=sat)
+    result = add(a, -b, rnd=rnd, ftz=ftz, sat=sat)
+    return _nan64(result, b, a)
 
 
 @lanes("mul{.rnd}{.ftz}{.sat}.type d, a, b", rnd=RND, type="f32 f16 f16x2 f32x2")
@@ -116,7 +140,9 @@ def sub(a: Value, b: Value, *, rnd: str | None, ftz: bool = False, sat: bool = F
 def mul(a: Value, b: Value, *, rnd: str | None, ftz: bool = False, sat: bool = False) -> Value:
     """PTX 'Floating Point Instructions: mul'."""
     a, b = _flush(a, ftz), _flush(b, ftz)
-    result = a * b if rnd in (None, "rn") else _rounded(_exact("mul", a, b), a.dtype.type, rnd)
+    exact = _exact("mul", a, b) if ftz or rnd not in (None, "rn") else None
+    result = a * b if rnd in (None, "rn") else _rounded(exact, a.dtype.type, rnd)
+    result = _flush_tiny(result, exact, rnd) if ftz else _nan64(result, b, a)
     return _finish(result, ftz, sat)
 
 
@@ -128,7 +154,8 @@ def fma(a: Value, b: Value, c: Value, *, rnd: str, ftz: bool, sat: bool, relu: b
     a, b, c = _flush(a, ftz), _flush(b, ftz), _flush(c, ftz)
     product, addend = np.broadcast_arrays(_exact("mul", a, b), c.astype(np.float64))
     exact = _sum(product, addend, rnd)
-    result = _finish(_rounded(exact, a.dtype.type, rnd), ftz, sat)
+    result = _rounded(exact, a.dtype.type, rnd)
+    result = _finish(_flush_tiny(result, exact, rnd) if ftz else result, ftz, sat)
     return _relu(result) if relu else result
 
 
@@ -140,10 +167,13 @@ def _relu(result: Value) -> Value:
 @lanes("mad.rn.f64 d, a, b, c", "f64")
 def fma_f64(a: Value, b: Value, c: Value) -> Value:
     """PTX 'Floating Point Instructions: fma'.  a * b + c in double, rounded once."""
-    return np.array([_fma_exact(*each) for each in zip(*np.broadcast_arrays(a, b, c), strict=True)])
+    a, b, c = np.broadcast_arrays(a, b, c)
+    return _nan64(np.array([_fma_exact(*each) for each in zip(a, b, c, strict=True)]), b, c, a)
 
 
 def _fma_exact(a: float, b: float, c: float) -> float:
+    if np.isfinite(a) and np.isfinite(b) and not np.isfinite(c):
+        return c  # also where a * b is beyond the largest double
     if not all(np.isfinite((a, b, c))):
         return a * b + c
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
@@ -194,25 +224,30 @@ def fma_bf16(a: Value, b: Value, c: Value, *, relu: bool) -> Value:
 @lanes("neg.type d, a", type="bf16 bf16x2")
 def neg_bf16(a: Value) -> Value:
     """PTX 'Half Precision Floating Point Instructions: neg'."""
-    return (a.view(np.uint16) ^ np.uint16(0x8000)).view(a.dtype)
+    return _signed_bf16(a.view(np.uint16) ^ np.uint16(0x8000), a)
 
 
 @lanes("abs.type d, a", type="bf16 bf16x2")
 def abs_bf16(a: Value) -> Value:
     """PTX 'Half Precision Floating Point Instructions: abs'."""
-    return (a.view(np.uint16) & np.uint16(0x7FFF)).view(a.dtype)
+    return _signed_bf16(a.view(np.uint16) & np.uint16(0x7FFF), a)
 
 
-@lanes("min{.NaN}.type d, a, b", type="bf16 bf16x2")
-def min_bf16(a: Value, b: Value, *, NaN: bool) -> Value:
+def _signed_bf16(bits: Value, like: Value) -> Value:
+    """bf16 bits whose sign was changed, with the canonical NaN."""
+    return np.where(bits & np.uint16(0x7FFF) > 0x7F80, np.uint16(0x7FFF), bits).view(like.dtype)
+
+
+@lanes("min{.NaN}{.xorsign.abs}.type d, a, b", type="bf16 bf16x2")
+def min_bf16(a: Value, b: Value, *, NaN: bool, xorsign: bool) -> Value:
     """PTX 'Half Precision Floating Point Instructions: min'."""
-    return _to_bf16(_extreme(_bf16(a), _bf16(b), np.fmin, NaN), a)
+    return _to_bf16(_min_max(np.fmin, (_bf16(a), _bf16(b)), False, NaN, xorsign), a)
 
 
-@lanes("max{.NaN}.type d, a, b", type="bf16 bf16x2")
-def max_bf16(a: Value, b: Value, *, NaN: bool) -> Value:
+@lanes("max{.NaN}{.xorsign.abs}.type d, a, b", type="bf16 bf16x2")
+def max_bf16(a: Value, b: Value, *, NaN: bool, xorsign: bool) -> Value:
     """PTX 'Half Precision Floating Point Instructions: max'."""
-    return _to_bf16(_extreme(_bf16(a), _bf16(b), np.fmax, NaN), a)
+    return _to_bf16(_min_max(np.fmax, (_bf16(a), _bf16(b)), False, NaN, xorsign), a)
 
 
 # Signs, minimum and maximum
@@ -221,13 +256,13 @@ def max_bf16(a: Value, b: Value, *, NaN: bool) -> Value:
 @lanes("neg{.ftz}.type d, a", type="f32 f64 f16 f16x2")
 def neg(a: Value, *, ftz: bool) -> Value:
     """PTX 'Floating Point Instructions: neg'."""
-    return -_flush(a, ftz)
+    return _finish(_nan64(-_flush(a, ftz), a))
 
 
 @lanes("abs{.ftz}.type d, a", type="f32 f64 f16 f16x2")
 def abs_(a: Value, *, ftz: bool) -> Value:
     """PTX 'Floating Point Instructions: abs'."""
-    return np.abs(_flush(a, ftz))
+    return _finish(_nan64(np.abs(_flush(a, ftz)), a))
 
 
 @lanes("copysign.type d, a, b", type="f32 f64")
@@ -245,7 +280,7 @@ def testp(a: Value, *, op: str) -> Value:
         "infinite": np.isinf(a),
         "number": ~np.isnan(a),
         "notanumber": np.isnan(a),
-        "normal": np.isfinite(a) & (size >= tiny),
+        "normal": np.isfinite(a) & ((size >= tiny) | (size == 0)),
         "subnormal": (size < tiny) & (size > 0),
     }
     return kinds[op]
@@ -269,7 +304,7 @@ def _min_max(pick: Binary, values: tuple[Value, ...], ftz: bool, nan: bool, xors
             size = _extreme(np.abs(first), np.abs(other), pick, nan)
             first = np.where(sign, -size, size)
         else:
-            first = _extreme(first, other, pick, nan)
+            first = _nan64(_extreme(first, other, pick, nan), other, first)
     return _finish(first)
 
 
@@ -327,20 +362,42 @@ def _divide(a: Value, b: Value, rnd: str | None) -> Value:
 
 @lanes("div.rnd{.ftz}.f32 d, a, b", "f32", rnd=RND)
 @lanes("div.rnd.f64 d, a, b", "f64", rnd="rn")
-@lanes("div.approx{.ftz}.f32 d, a, b", "f32")
-@lanes("div.full{.ftz}.f32 d, a, b", "f32")
-def div(a: Value, b: Value, *, rnd: str | None = None, ftz: bool = False) -> Value:
-    """PTX 'Floating Point Instructions: div'."""
-    return _finish(_divide(_flush(a, ftz), _flush(b, ftz), rnd), ftz)
+@lanes("div.mode{.ftz}.f32 d, a, b", "f32", mode="approx full")
+def div(a: Value, b: Value, *, rnd: str | None = None, ftz: bool = False, mode: str | None = None) -> Value:
+    """PTX 'Floating Point Instructions: div'.  .approx gives 0 where b is beyond 2^126."""
+    a, b = _flush(a, ftz), _flush(b, ftz)
+    result = _divide(a, b, rnd)
+    if mode == "approx":
+        result = np.where((np.abs(b) > 2.0**126) & np.isfinite(b), a * np.copysign(a.dtype.type(0), b), result)
+    if ftz and rnd is not None:
+        result = _flush_tiny(result, a.astype(np.float64) / b.astype(np.float64), rnd)
+    return _finish(result, ftz)
 
 
 @lanes("rcp.rnd{.ftz}.f32 d, a", "f32", rnd=RND)
 @lanes("rcp.rnd.f64 d, a", "f64", rnd="rn")
 @lanes("rcp.approx{.ftz}.f32 d, a", "f32")
-@lanes("rcp.approx.ftz.f64 d, a", "f64")
 def rcp(a: Value, *, rnd: str | None = None, ftz: bool = False) -> Value:
     """PTX 'Floating Point Instructions: rcp'.  1 / a."""
     return _finish(_divide(np.ones_like(a), _flush(a, ftz), rnd), ftz)
+
+
+def _coarse(result: Value) -> Value:
+    """f64 results of which only the upper 32 bits are computed."""
+    upper = result.view(np.uint64) & np.uint64(0xFFFFFFFF << 32)
+    return np.where(np.isnan(result), np.uint64(0x7FFFFFFF << 32), upper).view(np.float64)
+
+
+@lanes("rcp.approx.ftz.f64 d, a", "f64")
+def rcp_coarse(a: Value) -> Value:
+    """PTX 'Floating Point Instructions: rcp'.  1 / a of the upper half of a, to the upper half of d."""
+    return _flush(_coarse(1 / _flush(a, True)), True)
+
+
+@lanes("rsqrt.approx.ftz.f64 d, a", "f64")
+def rsqrt_coarse(a: Value) -> Value:
+    """PTX 'Floating Point Instructions: rsqrt'.  1 / sqrt(a), to the upper half of d."""
+    return _coarse(1 / np.sqrt(_flush(a, True)))
 
 
 @lanes("sqrt.rnd{.ftz}.f32 d, a", "f32", rnd=RND)
@@ -360,8 +417,9 @@ def _through_double(function: Callable[[Any], Any], a: Value, ftz: bool) -> Valu
     return _finish(function(a.astype(np.float64)).astype(a.dtype), ftz)
 
 
-@lanes("rsqrt.approx{.ftz}.type d, a", type="f32 f64")
-def rsqrt(a: Value, *, ftz: bool) -> Value:
+@lanes("rsqrt.approx{.ftz}.f32 d, a", "f32")
+@lanes("rsqrt.approx.f64 d, a", "f64")
+def rsqrt(a: Value, *, ftz: bool = False) -> Value:
     """PTX 'Floating Point Instructions: rsqrt'.  1 / sqrt(a)."""
     return _through_double(lambda x: 1 / np.sqrt(x), a, ftz)
 
@@ -393,7 +451,12 @@ def ex2(a: Value, *, ftz: bool) -> Value:
 @lanes("ex2.approx.ftz.type d, a", type="bf16 bf16x2")
 def ex2_bf16(a: Value) -> Value:
     """PTX 'Half Precision Floating Point Instructions: ex2'.  2 to the a."""
-    return _to_bf16(np.exp2(_bf16(a)), a)
+    return _to_bf16(_flush_f32(np.exp2(_bf16(a))), a)
+
+
+def _flush_f32(a: Value) -> Value:
+    """Doubles below the smallest normal f32 as zeros."""
+    return np.where(np.abs(a) < np.finfo(np.float32).tiny, np.copysign(0.0, a), a)
 
 
 @lanes("tanh.approx.type d, a", type="f32 f16 f16x2")

@@ -7,30 +7,33 @@ ints, others one of arrays.  Each line of the generated text knows its PTX line.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import numpy as np
-
 from ptxemu.errors import ParseError
-from ptxemu.isa.batches import batch, pure_runs, run_batch
+from ptxemu.isa.batches import batch, pure_runs, run_batch, run_matrix
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
+from ptxemu.isa.fit import CONSTANT
+from ptxemu.isa.flight import InFlight
+from ptxemu.isa.independent import independent
 from ptxemu.isa.move import mov
 from ptxemu.isa.names import short
-from ptxemu.isa.operands import registers_in
+from ptxemu.isa.operands import each_lane, registers_in
+from ptxemu.isa.refusals import check
 from ptxemu.isa.special import special
 from ptxemu.isa.types import bits_of, compose, constant, is_integral, is_signed, scalar_text, widen
 from ptxemu.isa.undefined import Undefined
-from ptxemu.machine.lanes import FULL, WORD, lanes, merge
+from ptxemu.machine.chip import Chip
+from ptxemu.machine.lanes import FULL, WORD, merge
 from ptxemu.machine.memory import SHARED_BASE
 from ptxemu.machine.program import Block, Program
 from ptxemu.text.inline import inlined
 from ptxemu.text.module import (
     Function,
     Immediate,
+    Instruction,
     Module,
     Operand,
     Register,
@@ -46,12 +49,18 @@ __all__ = ["generate"]
 _serial = itertools.count()
 
 
-def generate(module: Module, kernel: str) -> Program:
-    """Decodes the kernel and makes its program.
+def generate(module: Module, kernel: str, chip: Chip | None = None) -> Program:
+    """Decodes the kernel and makes its program; for a chip, or for all at once.
 
-    Raises UnknownInstruction for what the table does not hold, ParseError for a label or symbol that is not there.
+    Raises UnknownInstruction for what the table does not hold, or the chip or the module's target does not have,
+    ParseError for a label or symbol that is not there.
     """
-    return _Generator(module, inlined(module, module.functions[kernel])).program()
+    function = inlined(module, module.functions[kernel])
+    if chip is not None:
+        for item in function.body:
+            if isinstance(item, Instruction):
+                check(item, chip, module.target)
+    return _Generator(module, function).program()
 
 
 def _align(offset: int, align: int) -> int:
@@ -68,6 +77,7 @@ class _Generator:
         self.widths = list(registers.values())
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.undefined = Undefined(self.plans[0].live_in, self.numbers, self.predicate)
+        self.flight = InFlight(self.plans, self.numbers)
         self.filename = f"<ptx {function.name} {next(_serial)}>"
         self.text: list[str] = []
         self.lines: list[int] = []  # the PTX line of each line of `text`
@@ -77,6 +87,7 @@ class _Generator:
             "widen": widen,
             "add_offset": _add_offset,
             "FULL": FULL,
+            **self.flight.scope,
         }
         self.bound: dict[Any, str] = {}  # names in `scope` of what is there already
         self.offsets: dict[str, int] = {}
@@ -130,6 +141,7 @@ class _Generator:
             dynamic_align=self.dynamic_align,
             local_size=self.local_size,
             directives=function.directives,
+            independent=independent(function),
             generated_lines=self.lines,
             lines=self.module.lines,
             locations=function.locations,
@@ -163,18 +175,25 @@ class _Generator:
                 self.emit(f"    r{index} = R[{index}]")
         if p.alone is not None:
             return self.blocking(p, p.alone)
+        if p.body and p.body[0].converge is not None:
+            self.line = p.body[0].instruction.line
+            self.converge(p.body[0], p.index)
         loads: dict[int, set[str]] = {}  # the registers that each tcgen05.ld has still to give, by its line
         for run in pure_runs(p.body):
             for group in batch(run, self.batch_key):
                 self.line = group[0].instruction.line
                 self.emit_all(self.undefined.reads(group))
-                if len(group) > 1:
+                self.emit_all(self.flight.before(group))
+                if group[0].form.kind == "matrix":
+                    self.matrices(group)
+                elif len(group) > 1:
                     self.batched(group)
                 elif group[0].form.kind == "copy":
                     self.copy(group[0])
                 else:
-                    self.instruction(group[0], p.index)
+                    self.instruction(group[0])
                 self.emit_all(self.undefined.writes(group))
+                self.emit_all(self.flight.after(group))
                 self.loaded(group, loads)
         if p.jump is not None:
             self.line = p.jump.line
@@ -217,6 +236,7 @@ class _Generator:
             if jump.kind == "branch":
                 self.emit(f"    if q == m: return {target}")
                 self.emit(f"    if not q: return B{p.index + 1}")
+                self.emit_all(["w.divided(m & ~q)"] if jump.whole else [])
                 self.emit(f"    return w.split(R, m, q, {target}, B{p.index + 1})")
             else:
                 self.emit(f"    if not q: return B{p.index + 1}")
@@ -268,10 +288,8 @@ class _Generator:
 
     # Instructions
 
-    def instruction(self, found: Decoded, block: int) -> None:
+    def instruction(self, found: Decoded) -> None:
         indent = "    "
-        if found.converge is not None:
-            self.converge(found, block)
         guard = found.instruction.guard
         lane_wise = self.lane_wise(found) if found.form.kind == "lanes" else ""
         if guard is not None and not found.converge:
@@ -313,6 +331,8 @@ class _Generator:
 
     def batch_key(self, found: Decoded) -> Hashable:
         """What instructions have in common that may run as one; None: not this one."""
+        if found.form.kind == "matrix":
+            return found.form.function, tuple(found.modifiers[name] for name in found.form.options)
         if found.form.kind != "lanes" or found.form.function is mov or found.type_of(found.result_names[0]) == "pred":
             return None
         if not all(isinstance(operand, Register) for operand in found.sources):
@@ -329,6 +349,21 @@ class _Generator:
         results = ", ".join(f"r{self.numbers[r.name]}" for found in group for r in registers_in(found.results[0]))
         columns = ", ".join("(" + ", ".join(column) + ")" for column in operands)
         self.emit(f"    {results} = {name}({columns})")
+
+    def matrices(self, group: list[Decoded]) -> None:
+        """Equal instructions on the registers of the whole warp as one."""
+        name = self.bind(("matrix", self.batch_key(group[0])), "matrix", lambda: run_matrix(group[0].function))
+        stacks = []
+        for operands in zip(*(found.sources for found in group), strict=True):
+            each = (self.value(o if isinstance(o, Vector) else Vector((o,)), 32) for o in operands if o is not None)
+            stacks.append(f"({', '.join(each)},)")
+        results = []
+        for found in group:
+            items = found.results[0].items if isinstance(found.results[0], Vector) else ()
+            results.append(
+                f"[{', '.join(f'r{self.numbers[r.name]}' if isinstance(r, Register) else '_' for r in items)}]"
+            )
+        self.emit(f"    {', '.join(results)}, = {name}(w, {', '.join(stacks)})")
 
     def copy(self, found: Decoded) -> None:
         """Registers that take the values of others."""
@@ -379,7 +414,7 @@ class _Generator:
     def bound_function(self, found: Decoded) -> str:
         options = tuple(found.modifiers[name] for name in found.form.options if name != "parts")
         key = (found.form.function, options, found.parts if "parts" in found.form.options else 0)
-        make = (lambda: _each_lane(found.function)) if found.form.kind == "thread" else (lambda: found.function)
+        make = (lambda: each_lane(found.function)) if found.form.kind == "thread" else (lambda: found.function)
         return self.bind(key, "F", make)
 
     def assign(self, found: Decoded, expression: str, indent: str, guarded: bool) -> None:
@@ -419,10 +454,12 @@ class _Generator:
         if found.converge is not None:
             self.converge(found, p.index)
         self.emit_all(self.undefined.reads([found]))
+        self.emit_all(self.flight.before([found]))
         self.emit(f"    return w.start({self.call(found, 'm')}, finish_{p.index}, B{p.index})")
         self.emit(f"def finish_{p.index}(w, R, m, result):")
         self.assign(found, "result", "    ", guarded=False)
         self.emit_all(self.undefined.writes([found]))
+        self.emit_all(self.flight.after([found]))
         self.flush(p)
         self.emit(f"    return B{p.index + 1}")
 
@@ -448,7 +485,10 @@ def _constant_bits(found: Decoded, name: str, operand: Operand | None) -> int | 
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if name not in found.form.operand_types and not any(isinstance(i, Immediate) and i.float_bits for i in items):
         return None
-    bits = bits_of(found.type_of(name) or "b32")
+    kind = found.type_of(name) or "b32"
+    if kind in CONSTANT:
+        return None
+    bits = bits_of(kind)
     return bits // len(items) if found.form.opcode == "mov" else bits
 
 
@@ -457,29 +497,3 @@ def _add_offset(value: Any, offset: int, width: int) -> Any:
     if type(value) is int:
         return value + offset & (1 << width) - 1
     return value + WORD[width](offset & (1 << width) - 1)
-
-
-def _each_lane(function: Callable[..., Any]) -> Callable[..., None]:
-    """Of a function that one thread issues, the function of a warp: once when the operands are uniform."""
-
-    @functools.wraps(function)
-    def issue(w: Any, m: int, *operands: Any) -> None:
-        if any(_varies(operand) for operand in operands):
-            for lane in lanes(m):
-                function(w, 1 << lane, *(_of_lane(operand, lane) for operand in operands))
-        else:
-            function(w, m, *operands)
-
-    return issue
-
-
-def _varies(operand: Any) -> bool:
-    if isinstance(operand, tuple):
-        return any(_varies(item) for item in operand)
-    return isinstance(operand, np.ndarray)
-
-
-def _of_lane(operand: Any, lane: int) -> Any:
-    if isinstance(operand, tuple):
-        return tuple(_of_lane(item, lane) for item in operand)
-    return int(operand[lane]) if isinstance(operand, np.ndarray) else operand

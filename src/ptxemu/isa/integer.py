@@ -99,10 +99,10 @@ def div(a: Value, b: Value) -> Value:
 
 @lanes("rem.type d, a, b", type=INT16_32_64)
 def rem(a: Value, b: Value) -> Value:
-    """PTX 'Integer Arithmetic Instructions: rem'.  The remainder, with a's sign; a when b is 0 (unspecified)."""
+    """PTX 'Integer Arithmetic Instructions: rem'.  The remainder, with a's sign; all ones when b is 0 (unspecified)."""
     if whole(a, b):
-        return abs(a) % abs(b) * (-1 if a < 0 else 1) if b else a
-    return np.where(np.equal(b, 0), a, np.fmod(a, np.where(np.equal(b, 0), np.ones_like(b), b)))
+        return abs(a) % abs(b) * (-1 if a < 0 else 1) if b else -1
+    return np.where(np.equal(b, 0), ~np.zeros_like(a), np.fmod(a, np.where(np.equal(b, 0), np.ones_like(b), b)))
 
 
 @lanes("abs.type d, a", type="s16 s32 s64")
@@ -180,6 +180,8 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
 
 @lifted
 def _fns(mask: int, base: int, offset: int) -> int:
+    if base > 31:
+        return -1
     if offset == 0:
         return base if mask >> base & 1 else -1
     places = range(base, 32) if offset > 0 else range(base, -1, -1)
@@ -196,6 +198,11 @@ def brev(a: Value, *, type: str) -> Value:
 _brev = lifted(lambda a, bits: int(f"{a:0{bits}b}"[::-1], 2))
 
 
+def _field(operand: int, bits: int) -> int:
+    """A position or length: its low byte, or for 64 bits at most 255 (see errata)."""
+    return operand & 0xFF if bits == 32 else min(operand, 0xFF)
+
+
 @lanes("bfe.type d, a, b, c", {"b": "u32", "c": "u32"}, type="u32 u64 s32 s64")
 def bfe(a: Value, b: Value, c: Value, *, type: str) -> Value:
     """PTX 'Integer Arithmetic Instructions: bfe'.  c bits from bit b on, zero- or sign-extended."""
@@ -204,7 +211,7 @@ def bfe(a: Value, b: Value, c: Value, *, type: str) -> Value:
 
 @lifted
 def _bfe(a: int, b: int, c: int, *, bits: int, signed: bool) -> int:
-    position, length = b & 0xFF, c & 0xFF
+    position, length = _field(b, bits), _field(c, bits)
     field = (a & (1 << bits) - 1) >> position & (1 << length) - 1
     if not signed or not length:
         return field
@@ -221,8 +228,9 @@ def bfi(a: Value, b: Value, c: Value, e: Value, *, type: str) -> Value:
 
 @lifted
 def _bfi(a: int, b: int, c: int, e: int, *, bits: int) -> int:
-    field = ((1 << (e & 0xFF)) - 1) << (c & 0xFF) & (1 << bits) - 1
-    return b & ~field | a << (c & 0xFF) & field
+    position = _field(c, bits)
+    field = ((1 << _field(e, bits)) - 1) << position & (1 << bits) - 1
+    return b & ~field | a << position & field
 
 
 @lanes("szext.mode.type d, a, b", {"b": "u32"}, mode="clamp wrap", type="u32 s32")

@@ -143,17 +143,44 @@ def _number(bits: int, type: str) -> int:
     return bits - (1 << width) if is_signed(type) and bits >> (width - 1) else bits
 
 
-def _add(old: int, b: int, type: str) -> int:
-    """A sum in an integer or float type, bits in and out."""
+_NAN = {"f32": np.uint32(0x7FFFFFFF), "f16": np.uint16(0x7FFF), "f16x2": np.uint16(0x7FFF)}
+
+
+def _add(old: int, b: int, type: str, in_global: bool) -> int:
+    """A sum in an integer or float type, bits in and out.
+
+    In global memory f32 subnormals become zeros, and an f64 NaN stays as it is, the operand's before the memory's.
+    """
     if type in _FLOATS:
         word = WORD[bits_of(type)]
         left, right = (np.array([x], word).view(_FLOATS[type]) for x in (old, b))
-        return int((left + right).view(word)[0])
+        if in_global and type == "f32":
+            left, right = _flushed(left), _flushed(right)
+        total = left + right
+        if in_global and type == "f32":
+            total = _flushed(total)
+        if type == "f64" and np.isnan(total).any():
+            return _nan64(old, b, in_global)
+        if type in _NAN:
+            return int(np.where(np.isnan(total), _NAN[type], total.view(_NAN[type].dtype)).view(word)[0])
+        return int(total.view(word)[0])
     if type.startswith("bf16"):
         word = WORD[bits_of(type)]
         left, right = (numerics.decode(numerics.BF16, np.array([x], word).view(np.uint16)) for x in (old, b))
         return int(numerics.encode(numerics.BF16, left + right).astype(np.uint16).view(word)[0])
     return old + b
+
+
+def _flushed(a: Value) -> Value:
+    return np.where(np.abs(a) < np.finfo(a.dtype).tiny, np.copysign(a.dtype.type(0), a), a)
+
+
+def _nan64(old: int, b: int, in_global: bool) -> int:
+    """The NaN that a sum of f64 gives."""
+    nans = [x for x in ((b, old) if in_global else (old, b)) if x & (1 << 63) - 1 > 0x7FF << 52]
+    if not nans:
+        return 0xFFF8 << 48
+    return nans[0] if in_global else nans[0] | 1 << 51
 
 
 def _float_extreme(old: int, b: int, type: str, least: bool) -> int:
@@ -166,10 +193,10 @@ def _float_extreme(old: int, b: int, type: str, least: bool) -> int:
     return int((np.fmin if least else np.fmax)(left, right).view(word)[0])
 
 
-def combine(op: str, type: str, old: int, b: int) -> int:
+def combine(op: str, type: str, old: int, b: int, in_global: bool = False) -> int:
     """The new content of memory."""
     if op == "add":
-        return _add(old, b, type)
+        return _add(old, b, type, in_global)
     if op in ("min", "max"):
         if "f" in type:
             return _float_extreme(old, b, type, op == "min")
@@ -197,6 +224,10 @@ def _atomic(w: Warp, m: int, a: Value, ss: str | None, type: str, order: Order |
     return np.array(space.update(address, bits // 8, m, fitting, order), WORD[bits])
 
 
+def _is_global(w: Warp, m: int, a: Value, ss: str | None) -> bool:
+    return ss == "global" or (ss is None and w.space("", a, m)[0] is w.memory)
+
+
 ATOM_SPACES = "global shared shared::cta shared::cluster"
 HALVES = "f16 f16x2 bf16 bf16x2"
 # Which operations there are for which types.
@@ -217,6 +248,8 @@ def _atomic_forms(opcode: str, operands: str, sem: str) -> Callable[[F], F]:
         head = f"{opcode}{{.sem}}{{.scope}}{{.ss}}.op"
         for op, type in GROUPS:
             warp(f"{head}{{.L2::cache_hint}}.type {operands}", {"b": "type"}, op=op, type=type, **common)(function)
+            hint = head.replace(".op", ".L2::cache_hint.op")  # which compilers take there, too
+            warp(f"{hint}.type {operands}", {"b": "type"}, op=op, type=type, **common)(function)
         halves = f"{head}.noftz{{.L2::cache_hint}}.type {operands}"
         return warp(halves, {"b": "type"}, op="add min max", type=HALVES, **common)(function)
 
@@ -238,7 +271,8 @@ def atom(
 ) -> Value:
     """PTX 'atom'.  Returns the old value."""
     order = strength(sem or "relaxed", scope or "gpu")
-    return _atomic(w, m, a, ss, type, order, lambda lane, old: combine(op, type, old, w.lane(b, lane)))
+    far = _is_global(w, m, a, ss)
+    return _atomic(w, m, a, ss, type, order, lambda lane, old: combine(op, type, old, w.lane(b, lane), far))
 
 
 @warp(
@@ -262,6 +296,7 @@ def red(
     w: Warp, m: int, a: Value, b: Value, *, ss: str | None, op: str, type: str, sem: str | None, scope: str | None
 ) -> None:
     """PTX 'red'.  As atom, without the old value."""
+    far = _is_global(w, m, a, ss)
     _atomic(
         w,
         m,
@@ -269,12 +304,20 @@ def red(
         ss,
         type,
         strength(sem or "relaxed", scope or "gpu"),
-        lambda lane, old: combine(op, type, old, w.lane(b, lane)),
+        lambda lane, old: combine(op, type, old, w.lane(b, lane), far),
     )
 
 
 @warp(
     "red{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type [a], <b>{, policy}",
+    sem="relaxed release",
+    scope=SCOPES,
+    op="add min max",
+    vec="v2 v4 v8",
+    type=f"f32 {HALVES}",
+)
+@warp(
+    "red{.sem}{.scope}{.global}{.L2::cache_hint}.vec.type.op{.noftz} [a], <b>{, policy}",
     sem="relaxed release",
     scope=SCOPES,
     op="add min max",
@@ -295,3 +338,22 @@ def red_vector(
     """PTX 'red'.  Element by element."""
     for i, element in enumerate(b):
         red(w, m, a + i * (bits_of(type) // 8), element, ss="global", op=op, type=type, sem=sem, scope=scope)
+
+
+@warp(
+    "atom{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type <d>, [a], <b>{, policy}",
+    sem="relaxed acquire release acq_rel",
+    scope=SCOPES,
+    op="add min max",
+    vec="v2 v4 v8",
+    type=f"f32 {HALVES}",
+)
+def atom_vector(
+    w: Warp, m: int, a: Value, b: tuple[Value, ...], *, op: str, type: str, sem: str | None, scope: str | None
+) -> list[Value]:
+    """PTX 'atom'.  Element by element."""
+    size = bits_of(type) // 8
+    return [
+        atom(w, m, a + i * size, element, ss="global", op=op, type=type, sem=sem, scope=scope)
+        for i, element in enumerate(b)
+    ]

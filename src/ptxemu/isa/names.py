@@ -18,6 +18,7 @@ _WORDS: dict[str, str] = {
     "mbarrier": "init inval arrive arrive_drop expect_tx complete_tx test_wait try_wait pending_count",
     "tcgen05": "alloc dealloc relinquish_alloc_permit ld st mma cp shift commit wait::ld wait::st "
     "fence::before_thread_sync fence::after_thread_sync",
+    "wgmma": "mma_async fence commit_group wait_group",
     "fence": "proxy mbarrier_init async alias tensormap::generic acquire release",
     "bar": "sync arrive red warp",
     "barrier": "cluster sync arrive wait red",

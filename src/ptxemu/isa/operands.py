@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ptxemu.text.module import Address, Operand, Pair, Register, Vector
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
-__all__ = ["each", "per_lane", "registers_in"]
+__all__ = ["each", "each_lane", "per_lane", "registers_in"]
 
 
 def each(w: Warp, m: int, *values: Any) -> Iterator[tuple[int, ...]]:
@@ -53,3 +54,29 @@ def registers_in(operand: Operand | None) -> Iterator[Register]:
     elif isinstance(operand, Pair):
         yield from registers_in(operand.first)
         yield from registers_in(operand.second)
+
+
+def each_lane(function: Callable[..., Any]) -> Callable[..., None]:
+    """Of a function that one thread issues, the function of a warp: once when the operands are uniform."""
+
+    @functools.wraps(function)
+    def issue(w: Any, m: int, *operands: Any) -> None:
+        if any(_varies(operand) for operand in operands):
+            for lane in lanes(m):
+                function(w, 1 << lane, *(_of_lane(operand, lane) for operand in operands))
+        else:
+            function(w, m, *operands)
+
+    return issue
+
+
+def _varies(operand: Any) -> bool:
+    if isinstance(operand, tuple):
+        return any(_varies(item) for item in operand)
+    return isinstance(operand, np.ndarray)
+
+
+def _of_lane(operand: Any, lane: int) -> Any:
+    if isinstance(operand, tuple):
+        return tuple(_of_lane(item, lane) for item in operand)
+    return int(operand[lane]) if isinstance(operand, np.ndarray) else operand

@@ -54,8 +54,8 @@ _FIXED: dict[str, Reader] = {
     "%cluster_nctarank": lambda w: len(w.cluster.ctas),
     "%is_explicit_cluster": lambda w: 0xFFFFFFFF if w.grid.explicit_cluster else 0,
     "%dynamic_smem_size": lambda w: w.grid.dynamic_bytes,
-    "%total_smem_size": lambda w: w.grid.shared_bytes,
-    "%aggr_smem_size": lambda w: w.grid.shared_bytes,
+    "%total_smem_size": lambda w: -(-w.grid.shared_bytes // 128) * 128,
+    "%aggr_smem_size": lambda w: w.grid.shared_bytes + 1024,
     "%reserved_smem_offset_begin": lambda w: 0,
     "%reserved_smem_offset_end": lambda w: 0x400,
 }

@@ -98,6 +98,10 @@ def _mma(w: Warp, m: int, kind: str, group: str, idesc: int, op: tc.Mma) -> None
     units = _units(w, group)
     kind = kind.removeprefix("kind::")
     found = MmaDescriptor.decode(kind, idesc, int(group[-1]))
+    if found.k == 96 and "K = 96" not in w.grid.chip.has:
+        raise InvalidDescriptor(
+            f"instruction descriptor {idesc:#010x}: K = 96 is on sm_103a only, not {w.grid.chip.name}"
+        )
     if not op.a_in_tmem:
         SharedMatrix.decode(op.a)
     SharedMatrix.decode(op.b)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.operands import registers_in
-from ptxemu.text.module import Operand, Register
+from ptxemu.text.module import Immediate, Operand, Register
 
 __all__ = ["Undefined"]
 
@@ -35,8 +35,11 @@ class Undefined:
         for found in group:
             guard = found.instruction.guard
             lines += self.guard(guard)
-            if used := self._of(found.sources):
+            updated = found.updated
+            if used := self._of([source for source in found.sources if source not in updated]):
                 lines.append(f"w.uses(({used}), {self._lanes(guard)})")
+            if used := self._of(updated):
+                lines.append(f"w.uses(({used}), {self._lanes(guard)} & {self._asked(found)})")
         return lines
 
     def guard(self, operand: Operand | None) -> list[str]:
@@ -50,6 +53,13 @@ class Undefined:
             return []
         written = [(self._of(found.results), found.instruction.guard) for found in group]
         return [f"w.defines(({registers}), {self._lanes(guard)})" for registers, guard in written if registers]
+
+    def _asked(self, found: Decoded) -> str:
+        """The lanes in which it matters what an instruction updates: those of its predicate `p`."""
+        asked = dict(zip(found.form.sources, found.sources, strict=True)).get("p")
+        if isinstance(asked, Immediate):
+            return "m" if asked.value else "0"
+        return self.predicate(asked) if isinstance(asked, Register) else "m"
 
     def _lanes(self, guard: Register | None) -> str:
         """The lanes that a guard lets through."""

@@ -8,6 +8,8 @@ sum is truncated to f32 (rounded to nearest even for f16).  The exponent of a pr
 exponents, that of a subnormal its format's smallest, that of zero -126.  NaN results are 0x7FFFFFFF (f16: 0x7FFF).
 
 All sums here are exact in float64: terms are multiples of 2^(emax - F) and stay below 2^(emax + 17), F at most 35.
+
+Matrices may come in stacks: "(M, K)" stands for (..., M, K) with the same leading axes for all operands.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Scales:
 
     @property
     def blocks(self) -> int:
-        return int(self.values.shape[1])
+        return int(self.values.shape[-1])
 
     def rows(self, part: slice) -> Scales:
         nan = None if self.nan_rows is None else self.nan_rows[part]
@@ -85,7 +87,7 @@ def decode_scales(codes: npt.NDArray[np.uint8], e8m0: bool) -> Scales:
     smallest, largest = int(codes.min()), int(codes.max())  # exponents grow with the codes
     nan_rows = None
     if largest == nan_code:
-        nan_rows = np.asarray((codes == nan_code).any(axis=1))
+        nan_rows = np.asarray((codes == nan_code).any(axis=-1))
         values = np.nan_to_num(values)
     least = int(exponent_table[smallest])
     if smallest == 0 and not e8m0:
@@ -104,18 +106,18 @@ class Fp4Operand:
     def scaled(self) -> F64:
         """Values times scales; exact."""
         blocks = self.values.reshape(*self.scales.values.shape, -1)
-        return (blocks * self.scales.values[:, :, None]).reshape(self.values.shape)
+        return (blocks * self.scales.values[..., None]).reshape(self.values.shape)
 
     @cached_property
     def scaled_f32(self) -> F32:
         """The same; exact where the scales lie well inside the range of f32."""
         blocks = self.values.reshape(*self.scales.values.shape, -1)
-        return (blocks * self.scales.values[:, :, None].astype(np.float32)).reshape(self.values.shape)
+        return (blocks * self.scales.values[..., None].astype(np.float32)).reshape(self.values.shape)
 
     @cached_property
     def largest_sum(self) -> float:
         """An upper bound of a row's sum of magnitudes."""
-        return float(np.abs(self.scaled_f32).sum(axis=1).max())
+        return float(np.abs(self.scaled_f32).sum(axis=-1).max())
 
     @cached_property
     def largest(self) -> float:
@@ -124,6 +126,20 @@ class Fp4Operand:
 
     def rows(self, part: slice) -> Fp4Operand:
         return Fp4Operand(self.values[part], self.scales.rows(part))
+
+
+# Two float32 a byte, as one float64: a single item is what numpy looks up fastest.
+_FP4_PAIRS = (
+    nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None]))
+    .astype(np.float32)
+    .view(np.float64)
+    .ravel()
+)
+
+
+def decode_fp4(packed: npt.NDArray[np.uint8]) -> F32:
+    """Packed E2M1 codes (rows, K / 2) to values (rows, K)."""
+    return np.asarray(_FP4_PAIRS[packed].view(np.float32))
 
 
 def multiply_fp4(a: Fp4Operand, b: Fp4Operand, c: F32 | None) -> F32:
@@ -145,9 +161,9 @@ def multiply_fp4(a: Fp4Operand, b: Fp4Operand, c: F32 | None) -> F32:
         top = aligned.largest_exponents()
         scale = _power_of_two(FP4_BITS - top)
         total = np.zeros(top.shape) if c is None else np.trunc(aligned.accumulator * scale)
-        for first in range(0, a.values.shape[1], _GROUP):
+        for first in range(0, a.values.shape[-1], _GROUP):
             k = slice(first, first + _GROUP)
-            part = a.scaled[:, k] @ b.scaled[:, k].T
+            part = a.scaled[..., k] @ _transposed(b.scaled[..., k])
             part *= scale
             total += np.trunc(part, out=part)
         total *= _power_of_two(top - FP4_BITS)
@@ -162,8 +178,12 @@ def _exact_product(a: Fp4Operand, b: Fp4Operand, unit: int) -> F64:
     moderate = unit > -40 and max(a.scales.largest, b.scales.largest) < 20
     narrow = a.scales.largest + b.scales.largest - unit < 18  # else the next test is sure to fail
     if moderate and narrow and a.largest_sum * b.largest < 2.0 ** min(24 + unit, 127):
-        return np.asarray((a.scaled_f32 @ b.scaled_f32.T).astype(np.float64))
-    return np.asarray(a.scaled @ b.scaled.T)
+        return np.asarray((a.scaled_f32 @ _transposed(b.scaled_f32)).astype(np.float64))
+    return np.asarray(a.scaled @ _transposed(b.scaled))
+
+
+def _transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.asarray(matrix.swapaxes(-1, -2))
 
 
 def _power_of_two(exponent: npt.NDArray[Any]) -> F64:
@@ -179,11 +199,17 @@ def _f32_exponents(values: F32, minimum: int) -> I16:
     return np.asarray(np.where(values == 0, np.int16(ZERO_EXPONENT), np.maximum(power, np.int16(minimum))))
 
 
+def _by_k(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(M, K) as K contiguous columns (M,)."""
+    return np.ascontiguousarray(np.moveaxis(matrix, -1, 0))
+
+
 def _largest_sums(a: I16, b: I16, top: I16) -> I16:
     """(M, N): the largest a[m, k] + b[n, k], or `top` where that is larger; `top` is used up."""
     buffer = np.empty_like(top)
-    for left, right in zip(np.ascontiguousarray(a.T), np.ascontiguousarray(b.T), strict=True):
-        np.maximum(top, np.add.outer(left, right, out=buffer), out=top)
+    left, right = _by_k(a)[..., :, None], _by_k(b)[..., None, :]
+    for k in range(left.shape[0]):
+        np.maximum(top, np.add(left[k], right[k], out=buffer), out=top)
     return top
 
 
@@ -218,19 +244,20 @@ class _Aligned:
         index = np.flatnonzero(np.abs(c) < np.float32(bound))
         if not index.size:
             return c
-        rows, columns = np.divmod(index, c.shape[1])
-        values = c[rows, columns]
+        values = c.reshape(-1)[index]
         if not values.any():
             return c
-        top = (self.sfa.exponents[rows] + self.sfb.exponents[columns]).max(axis=1)
+        m, n = c.shape[-2:]
+        sfa, sfb = (scales.exponents.reshape(-1, scales.blocks) for scales in (self.sfa, self.sfb))
+        top = (sfa[index // n] + sfb[index // (m * n) * n + index % n]).max(axis=1)
         top = np.maximum(top, _f32_exponents(values, ZERO_EXPONENT))
         c = np.array(c)
-        c[rows, columns] = np.trunc(values * _power_of_two(FP4_BITS - top)) * _power_of_two(top - FP4_BITS)
+        c.reshape(-1)[index] = np.trunc(values * _power_of_two(FP4_BITS - top)) * _power_of_two(top - FP4_BITS)
         return c
 
     def largest_exponents(self) -> I16:
         """(M, N): the largest exponent among an element's scale products and accumulator."""
-        shape = self.sfa.values.shape[0], self.sfb.values.shape[0]
+        shape = (*self.sfa.values.shape[:-1], self.sfb.values.shape[-2])
         top = np.broadcast_to(_f32_exponents(self.accumulator, ZERO_EXPONENT), shape).copy()
         return _largest_sums(self.sfa.exponents, self.sfb.exponents, top)
 
@@ -239,7 +266,7 @@ class _Aligned:
         result = truncate_to_f32(total, may_underflow=not self.products_exact)
         if self.special is not None and self.c is not None:
             result = np.where(self.special, np.where(np.isnan(self.c), _NAN, self.c), result)
-        for rows, index in ((self.sfa.nan_rows, np.s_[:, None]), (self.sfb.nan_rows, np.s_[None, :])):
+        for rows, index in ((self.sfa.nan_rows, np.s_[..., :, None]), (self.sfb.nan_rows, np.s_[..., None, :])):
             if rows is not None:
                 result = np.where(rows[index], _NAN, result)
         return np.asarray(result)
@@ -311,11 +338,14 @@ def decode_operand(fmt: nx.Format, codes: Codes, negate: bool = False) -> Operan
     return Operand(-values if negate else values, powers)
 
 
-def multiply_wide(a: Operand, b: Operand, c: F32 | None, c_f16: bool = False) -> F32:
-    """One MMA of the other kinds (f16, tf32, f8f6f4, mxf8f6f4): every product is a term of its own, aligned at 25 bits.
+def multiply_wide(
+    a: Operand, b: Operand, c: F32 | None, c_f16: bool = False, *, bits: int = WIDE_BITS, mantissa: int = 23
+) -> F32:
+    """One MMA of the other kinds (f16, tf32, f8f6f4, mxf8f6f4): every product is a term of its own, aligned at `bits`.
 
     Args:
         a, b: (M, K) and (N, K). c: (M, N) float32 values, or None for 0. c_f16: the accumulator's type is f16.
+        bits: fractional bits that alignment keeps. mantissa: bits of the mantissa of f32 results that are kept.
 
     Returns:
         (M, N) float32; f16 accumulators are rounded to nearest even and returned as float32 values.
@@ -328,44 +358,52 @@ def multiply_wide(a: Operand, b: Operand, c: F32 | None, c_f16: bool = False) ->
         b = Operand(np.where(np.isfinite(b.values), b.values, 0.0), b.exponents)
         c = None if c is None else np.where(np.isfinite(c), c, np.float32(0))
     minimum = (nx.F16 if c_f16 else nx.F32).min_exponent
-    shape = (a.values.shape[0], b.values.shape[0])
-    result = np.empty(shape, np.float32)
-    for row in range(0, shape[0], _CHUNK):
-        part = slice(row, row + _CHUNK)
-        total = _wide_sum(a.rows(part), b, None if c is None else c[part], minimum)
-        result[part] = _round_f16(total) if c_f16 else truncate_to_f32(total)
+    if a.values.ndim > 2:
+        result = _rounded(_wide_sum(a, b, c, minimum, bits), c_f16)
+    else:
+        result = np.empty((a.values.shape[0], b.values.shape[0]), np.float32)
+        for row in range(0, result.shape[0], _CHUNK):
+            part = slice(row, row + _CHUNK)
+            total = _wide_sum(a.rows(part), b, None if c is None else c[part], minimum, bits)
+            result[part] = _rounded(total, c_f16)
+    if mantissa < 23 and not c_f16:
+        result.view(np.uint32)[:] &= np.uint32(-1 << 23 - mantissa & 0xFFFFFFFF)
     return result if patch is None else np.asarray(np.where(np.isfinite(patch), result, patch))
 
 
-def _wide_sum(a: Operand, b: Operand, c: F32 | None, minimum: int) -> F64:
+def _rounded(total: F64, c_f16: bool) -> F32:
+    return _round_f16(total) if c_f16 else truncate_to_f32(total)
+
+
+def _wide_sum(a: Operand, b: Operand, c: F32 | None, minimum: int, bits: int) -> F64:
     """The aligned and truncated terms' exact sum, (M, N)."""
-    shape = a.values.shape[0], b.values.shape[0]
+    shape = (*a.values.shape[:-1], b.values.shape[-2])
     top = np.full(shape, ZERO_EXPONENT, np.int16) if c is None else _f32_exponents(c, minimum)
     top = _largest_sums(a.exponents, b.exponents, top)
-    scale = _power_of_two(WIDE_BITS - top)
+    scale = _power_of_two(bits - top)
     total = np.zeros(shape) if c is None else np.trunc(c * scale)
     if a.moderate and b.moderate:
-        _add_products_f32(a, b, top, total)
+        _add_products_f32(a, b, top, total, bits)
     else:
         term = np.empty(shape)
-        for k in range(a.values.shape[1]):
-            np.multiply(a.values[:, k, None], b.values[None, :, k], out=term)
+        for k in range(a.values.shape[-1]):
+            np.multiply(a.values[..., k, None], b.values[..., None, :, k], out=term)
             np.multiply(term, scale, out=term)
             total += np.trunc(term, out=term)
-    total *= _power_of_two(top - WIDE_BITS)
+    total *= _power_of_two(top - bits)
     return total
 
 
-def _add_products_f32(a: Operand, b: Operand, top: I16, total: F64) -> None:
-    """Adds the products, in units of 2^(top - 25) and truncated, to `total`, by way of float32 and int32.
+def _add_products_f32(a: Operand, b: Operand, top: I16, total: F64, bits: int) -> None:
+    """Adds the products, in units of 2^(top - bits) and truncated, to `total`, by way of float32 and int32.
 
     For operands of at most 12 significant bits and moderate exponents: products and their scaling are then exact in
     float32, the cast to int32 truncates, and eight terms below 2^27 fit an int32.  Where top is under -96 every product
     is zero, so that a clipped scale does no harm.
     """
-    scale = ((WIDE_BITS - np.maximum(top, np.int16(-96))).astype(np.int32) + 127 << 23).view(np.float32)
-    left = np.ascontiguousarray(a.values.T.astype(np.float32))[:, :, None]
-    right = np.ascontiguousarray(b.values.T.astype(np.float32))[:, None, :]
+    scale = ((bits - np.maximum(top, np.int16(-96))).astype(np.int32) + 127 << 23).view(np.float32)
+    left = _by_k(a.values.astype(np.float32))[..., :, None]
+    right = _by_k(b.values.astype(np.float32))[..., None, :]
     term = np.empty(top.shape, np.float32)
     whole, partial = np.empty(top.shape, np.int32), np.empty(top.shape, np.int32)
     depth = left.shape[0]
@@ -382,7 +420,7 @@ def _add_products_f32(a: Operand, b: Operand, top: I16, total: F64) -> None:
 def _special_results(a: Operand, b: Operand, c: F32 | None) -> F32:
     """Where an element is NaN or infinite: that value; anything finite elsewhere."""
     with np.errstate(invalid="ignore", over="ignore"):
-        total = a.values @ b.values.T
+        total = a.values @ _transposed(b.values)
         if c is not None:
             total = total + c
     return np.asarray(np.where(np.isnan(total), _NAN, np.where(np.isinf(total), total, 0.0)).astype(np.float32))
@@ -390,4 +428,9 @@ def _special_results(a: Operand, b: Operand, c: F32 | None) -> F32:
 
 def _round_f16(values: F64) -> F32:
     with np.errstate(over="ignore"):
-        return values.astype(np.float16).astype(np.float32)
+        return np.asarray(values.astype(np.float16).astype(np.float32) + np.float32(0))  # no zero is negative
+
+
+def to_s32(total: npt.NDArray[np.int64], saturate: bool) -> npt.NDArray[np.int32]:
+    """Integer sums as s32, which wrap around or stay at its limits."""
+    return (total.clip(-(1 << 31), (1 << 31) - 1) if saturate else total).astype(np.int32)

@@ -84,7 +84,7 @@ class Cluster:
             self.chains = watch.cluster_started(self)
         sync = watch.barrier(self) if watch is not None else None
         self.barrier = ClusterBarrier(len(ranks) * grid.threads, sync)
-        self.ctas = [
+        self.ctas: list[Cta] = [
             Cta(self, (origin[0] + x, origin[1] + y, origin[2] + z), rank) for rank, (x, y, z) in enumerate(ranks)
         ]
         self.shared = SharedWindow([cta.region for cta in self.ctas])

@@ -15,6 +15,7 @@ from ptxemu.machine.warp import Warp
 
 if TYPE_CHECKING:
     from ptxemu.machine.cluster import Cluster
+    from ptxemu.machine.warpgroup import Warpgroup
 
 __all__ = ["Cta", "NamedBarrier"]
 
@@ -88,6 +89,7 @@ class Cta(Signal):
         self.tmem = TensorMemory()
         self.barriers = [NamedBarrier(self, i) for i in range(BARRIERS)]
         self.warps: list[Warp] = []
+        self.warpgroups: dict[int, Warpgroup] = {}  # by the index of the first warp, once they issue a wgmma
         self.live_warps = 0
 
     def start(self) -> None:

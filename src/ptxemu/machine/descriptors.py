@@ -266,8 +266,6 @@ def _decode(kind: str, bits: int, group: int) -> MmaDescriptor:
 def _check_shape(d: MmaDescriptor, group: int, where: str) -> None:
     allowed = (128, 256) if group == 2 else (128,) if d.block_scaled else (64, 128)
     step = 16 if group == 2 else 8
-    if d.k == 96 and (group != 2 or d.m != 256):
-        raise InvalidDescriptor(f"{where}: K=96 needs cta_group::2 and M=256")
     if d.m not in allowed:
         raise InvalidDescriptor(f"{where}: M={d.m} with cta_group::{group}, allowed are {allowed}")
     if not step <= d.n <= 256 or d.n % step:

@@ -17,6 +17,7 @@ from ptxemu.machine.queue import Operation, Queue
 from ptxemu.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from ptxemu.machine.chip import Chip
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.memory import GlobalMemory, Region
     from ptxemu.machine.program import Program
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Group, Warp
     from ptxemu.watch.counters import Counters
     from ptxemu.watch.findings import Findings
+    from ptxemu.watch.footprint import Footprint
     from ptxemu.watch.watcher import Watcher
 
 __all__ = ["Grid", "Shape"]
@@ -41,6 +43,7 @@ class Grid:
     def __init__(
         self,
         program: Program,
+        chip: Chip,
         memory: GlobalMemory,
         queue: Queue,
         parameters: Region,
@@ -62,18 +65,20 @@ class Grid:
         at_exit: Callable[[Cta, Warp], None] | None = None,
     ) -> None:
         self.program = program
+        self.chip = chip
         self.memory = memory
         self.queue = queue
         self.parameters = parameters
-        self.shape = shape
-        self.block = block
+        self.shape: Shape = shape
+        self.block: Shape = block
         self.globals = variables
-        self.explicit_cluster = explicit_cluster
+        self.explicit_cluster: bool = explicit_cluster
         self.threads = block[0] * block[1] * block[2]
-        self.shared_bytes = shared_bytes
-        self.dynamic_bytes = dynamic_bytes
-        self.sms = sms
+        self.shared_bytes: int = shared_bytes
+        self.dynamic_bytes: int = dynamic_bytes
+        self.sms: int = sms
         self.watch = watch
+        self.footprint: Footprint | None = None  # of a share of the grid
         self.counters = counters
         self.at_exit = at_exit  # called with a CTA that ends and its last warp
         self.prerequisite = prerequisite  # the grid before, if this one started early
@@ -142,18 +147,18 @@ class Grid:
             self.release.without(cta)
             self.ended_warps += len(cta.warps)
             for warp in cta.warps:
-                self._count(warp)
+                self.add_counts(warp.index, warp.counts)
         self.start()
 
-    def _count(self, warp: Warp) -> None:
-        before = self.counts.get(warp.index)
-        both = warp.counts if before is None else [a + b for a, b in zip(before, warp.counts, strict=True)]
-        self.counts[warp.index] = both
+    def add_counts(self, warp: int, counts: list[int]) -> None:
+        """How often each block ran in warps of an index."""
+        before = self.counts.get(warp)
+        self.counts[warp] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
 
     def interrupted(self) -> None:
         """Takes what an error keeps from ending into the counts and the timeline."""
         for warp in (w for cluster in self.running for cta in cluster.ctas for w in cta.warps):
-            self._count(warp)
+            self.add_counts(warp.index, warp.counts)
             if warp.alive:
                 self.lives.append(warp.life())
                 self.waits += [group.waited() for group in warp.groups if group.wait is not None]
@@ -188,6 +193,8 @@ class Grid:
         self.memory.tally = self.counters.global_
         if self.watch is not None:
             self.watch.attach(self)
+        if self.footprint is not None:
+            self.footprint.attach()
         try:
             with _without_collector():
                 self.start()

@@ -36,6 +36,7 @@ class Program:
     widths: the bits of each register.  offsets: of each parameter in the parameter buffer.
     variables: of the module, in global and constant memory.  shared_size: bytes of static shared memory, which starts
     the CTA's; dynamic_align: of the dynamic part after it.  local_size: bytes of local memory a thread.
+    independent: whether clusters can run apart from each other.
     generated_lines: the PTX line of each line of the generated code.  lines: the PTX text.
     locations: PTX line to (source file, line), from `.loc`.
     """
@@ -53,6 +54,7 @@ class Program:
     dynamic_align: int
     local_size: int
     directives: dict[str, tuple[int, ...]]
+    independent: bool
     generated_lines: list[int] = field(repr=False)
     lines: list[str] = field(repr=False)
     locations: dict[int, tuple[str, int]] = field(repr=False)

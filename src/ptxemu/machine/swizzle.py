@@ -66,28 +66,39 @@ def address(swizzle: Swizzle, byte: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _order(swizzle: Swizzle, phase: int, count: int) -> npt.NDArray[np.int64]:
-    """Where granules phase..phase+count-1 of a pattern lie, counted from the first; phase starts a row of 128 bytes."""
-    order = apply(swizzle, np.arange(phase, phase + count, dtype=np.int64)) - phase
+def _order(swizzle: Swizzle, phase: int, count: int, row: int = 1, pitch: int = 1) -> npt.NDArray[np.int64]:
+    """Where granules phase..phase+count-1 of a pattern lie, counted from the first; phase starts a row of 128 bytes.
+
+    row, pitch: the granules are in rows of `row` that start `pitch` apart.
+    """
+    index = np.arange(count, dtype=np.int64)
+    order = apply(swizzle, phase + index // row * pitch + index % row) - phase
     order.flags.writeable = False
     return order
 
 
-def scatter(swizzle: Swizzle, window: npt.NDArray[np.uint8], offset: int, data: npt.NDArray[Any]) -> None:
+def scatter(
+    swizzle: Swizzle, window: npt.NDArray[np.uint8], offset: int, data: npt.NDArray[Any], row: int = 16, pitch: int = 16
+) -> None:
     """Write contiguous `data`, swizzled, to `window`: the bytes of shared memory from `offset` on.
 
     offset: a multiple of 16, of 128 where the data is swizzled, so that rows of 128 bytes stay inside the window.
+    row, pitch: bytes of a row and between the beginnings of rows, where swizzled data is not without gaps.
     """
     raw = data.reshape(-1).view(np.uint8)
     if swizzle.mask == 0:
         window[: raw.size] = raw
         return
-    granules(window)[_order(swizzle, offset % _PATTERN // GRANULE, raw.size // GRANULE)] = granules(raw)
+    order = _order(swizzle, offset % _PATTERN // GRANULE, raw.size // GRANULE, row // GRANULE, pitch // GRANULE)
+    granules(window)[order] = granules(raw)
 
 
-def gather(swizzle: Swizzle, window: npt.NDArray[np.uint8], offset: int, size: int) -> npt.NDArray[np.uint8]:
+def gather(
+    swizzle: Swizzle, window: npt.NDArray[np.uint8], offset: int, size: int, row: int = 16, pitch: int = 16
+) -> npt.NDArray[np.uint8]:
     """Read `size` bytes that `scatter` wrote; a new array."""
     if swizzle.mask == 0:
         return np.array(window[:size])
-    picked: Granules = granules(window)[_order(swizzle, offset % _PATTERN // GRANULE, size // GRANULE)]
+    order = _order(swizzle, offset % _PATTERN // GRANULE, size // GRANULE, row // GRANULE, pitch // GRANULE)
+    picked: Granules = granules(window)[order]
     return np.asarray(picked.view(np.uint8))

@@ -232,19 +232,10 @@ def _unpad(raw: Bytes, fmt: nx.Format) -> Bytes:
     return np.packbits(bits, axis=3, bitorder="little").reshape(raw.shape)
 
 
-# Two float32 a byte, as one float64: a single item is what numpy looks up fastest.
-_FP4_PAIRS = (
-    nx.decode(nx.E2M1, nx.unpack_fp4(np.arange(256, dtype=np.uint8)[:, None]))
-    .astype(np.float32)
-    .view(np.float64)
-    .ravel()
-)
-
-
 def _decode(d: ds.MmaDescriptor, fmt: nx.Format, codes: npt.NDArray[Any], negate: bool) -> ar.Operand:
     if not d.packed_fp4:
         return ar.decode_operand(fmt, codes, negate)
-    values = _FP4_PAIRS[codes].view(np.float32)
+    values = ar.decode_fp4(codes)
     return ar.Operand(-values if negate else values, _NO_EXPONENTS)
 
 

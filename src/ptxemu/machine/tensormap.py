@@ -187,9 +187,14 @@ class TensorMap:
         return rows
 
     @cached_property
+    def pitch(self) -> int:
+        """Bytes from one row to the next in shared memory: under a swizzle as many as it spans, however short a row."""
+        return self.shared_row_bytes if self.swizzle is sw.NONE else self.swizzle.span
+
+    @cached_property
     def box_bytes(self) -> int:
-        """Bytes that a full box takes in shared memory."""
-        return self.rows * self.shared_row_bytes
+        """Bytes of shared memory that a full box lies in, gaps behind short rows among them."""
+        return self.rows * self.pitch
 
     @cached_property
     def transaction_bytes(self) -> int:
@@ -203,13 +208,14 @@ class TensorMap:
         t = self.type
         low = (self.rank - 1) << 4 | t.field << 7 | mode << 13 | self.nan_fill << 15 | t.tf32 << 16 | atom32 << 19
         low |= _L2_PROMOTION.index(self.l2_promotion) << 17
-        strides = [s >> 4 for s in self.strides] + [0] * (MAX_RANK - self.rank)
+        strides = [s >> 4 & 0xFFFFFFFF for s in self.strides] + [0] * (MAX_RANK - self.rank)
+        high = sum((s >> 36) << 4 * i for i, s in enumerate(self.strides))
         dims = [d - 1 for d in self.dims] + [0] * (MAX_RANK - self.rank)
         box = [b - 1 for b in self.box] + [0] * (MAX_RANK - self.rank)
         steps = 0
         for i, step in enumerate(self.element_strides):
             steps |= (step - 1) << 3 * i
-        words = struct.pack("<Q5I", self.address, low, *strides) + bytes(4)
+        words = struct.pack("<Q6I", self.address, low, *strides, high)
         words += struct.pack("<5I", *dims) + struct.pack("<I", steps | box[0] << 24)
         return (words + bytes(box[1:])).ljust(SIZE, b"\0")
 
@@ -227,7 +233,7 @@ class TensorMap:
 def _decode(raw: bytes) -> TensorMap:
     if len(raw) != 64:
         raise InvalidTensorMap(f"tensor map of {len(raw)} bytes: at least 64 are needed")
-    address, low, *strides = struct.unpack_from("<Q5I", raw, 0)
+    address, low, *strides, high = struct.unpack_from("<Q6I", raw, 0)
     dims = struct.unpack_from("<5I", raw, 32)
     (steps,) = struct.unpack_from("<I", raw, 52)
     box = raw[55:60]
@@ -248,7 +254,7 @@ def _decode(raw: bytes) -> TensorMap:
         address=address,
         dtype=_BY_FIELD[key].name,
         dims=tuple(d + 1 for d in dims[:rank]),
-        strides=tuple(s << 4 for s in strides[: rank - 1]),
+        strides=tuple(s << 4 | (high >> 4 * i & 15) << 36 for i, s in enumerate(strides[: rank - 1])),
         box=tuple(b + 1 for b in box[:rank]),
         element_strides=tuple((steps >> 3 * i & 7) + 1 for i in range(rank)),
         swizzle=swizzle,
@@ -281,9 +287,9 @@ def _validate_layout(m: TensorMap, alignment: int) -> None:
     if m.address % alignment:
         raise InvalidTensorMap(f"address={m.address:#x}: a multiple of {alignment} is needed for {m.dtype}")
     for i, stride in enumerate(m.strides, 1):
-        if stride % alignment or not 0 <= stride < 1 << 36:
+        if stride % alignment or not 0 <= stride < 1 << 40:
             raise InvalidTensorMap(
-                f"strides[{i - 1}]={stride} (dimension {i}): a multiple of {alignment} bytes under 2^36 is needed"
+                f"strides[{i - 1}]={stride} (dimension {i}): a multiple of {alignment} bytes under 2^40 is needed"
             )
     if m.swizzle not in _SWIZZLE_FIELD:
         raise InvalidTensorMap(f"swizzle={m.swizzle}: allowed are {', '.join(s.name for s in _SWIZZLE_FIELD)}")

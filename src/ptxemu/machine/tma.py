@@ -21,12 +21,13 @@ from ptxemu.errors import MemoryFault
 from ptxemu.machine import swizzle as sw
 from ptxemu.machine.memory import Touched
 from ptxemu.machine.tensormap import InvalidTensorMap, TensorMap
-from ptxemu.numerics import f32_to_bf16
+from ptxemu.numerics import TF32, encode, f32_to_bf16
 
 Bytes = npt.NDArray[np.uint8]
 
 SHARED_ALIGNMENT = 128
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+NAN_FILL = np.uint16(0x7FF7)  # whatever the type, over and over; read off an H200
 _UNDEFINED = 0xFF  # what the padding bytes of padded element types hold
 
 
@@ -45,7 +46,7 @@ class _Region:
     """
 
     def __init__(self, m: TensorMap, coords: Sequence[int], window: GlobalWindow, write: bool) -> None:
-        inside, shape, strides, start = _clip(m, coords)
+        inside, shape, strides, start = _clip(m, coords, write)
         self.inside = inside
         self.complete = shape == _box_shape(m)
         self.view: Bytes | None = None
@@ -77,10 +78,16 @@ def _box_shape(m: TensorMap) -> tuple[int, ...]:
     return (*reversed(m.counts[1:]), m.row_bytes)
 
 
-def _clip(m: TensorMap, coords: Sequence[int]) -> tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], int]:
-    """Slices into the box, shape and byte strides of the region inside the tensor, and its first byte."""
+def _clip(
+    m: TensorMap, coords: Sequence[int], write: bool
+) -> tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], int]:
+    """Slices into the box, shape and byte strides of the region inside the tensor, and its first byte.
+
+    What is written ends at a multiple of 16 bytes in dimension 0, beyond the tensor's end where that is none.
+    """
     bits = m.type.bits
-    row_start, row_stop = max(0, coords[0]), min(m.dims[0], coords[0] + m.box[0])
+    end = -(-m.dims[0] * bits // 128) * 128 // bits if write else m.dims[0]
+    row_start, row_stop = max(0, coords[0]), min(end, coords[0] + m.box[0])
     start = row_start * bits // 8
     row = max(0, row_stop - row_start) * bits // 8
     skipped = (row_start - coords[0]) * bits // 8
@@ -97,9 +104,9 @@ def _clip(m: TensorMap, coords: Sequence[int]) -> tuple[tuple[slice, ...], tuple
     return tuple(reversed(inside)), tuple(reversed(shape)), tuple(reversed(strides)), start
 
 
-def inside_bytes(m: TensorMap, coords: Sequence[int]) -> int:
+def inside_bytes(m: TensorMap, coords: Sequence[int], write: bool = False) -> int:
     """Bytes of global memory that a box at `coords` touches: without what lies outside the tensor."""
-    return int(np.prod(_clip(m, coords)[1]))
+    return int(np.prod(_clip(m, coords, write)[1]))
 
 
 def check_coordinates(m: TensorMap, coords: Sequence[int], store: bool) -> None:
@@ -118,8 +125,18 @@ def check_coordinates(m: TensorMap, coords: Sequence[int], store: bool) -> None:
         raise InvalidTensorMap(f"coordinates {tuple(coords)}: a store may not start below zero")
     if store and m.type.padded:
         raise InvalidTensorMap(f"{m.dtype} can only be loaded")
-    if m.type.tf32 or m.dtype == "f32.ftz":
-        raise InvalidTensorMap(f"{m.dtype}: conversion during the copy is not modelled")
+
+
+def check_first_coordinate(m: TensorMap, coords: Sequence[int]) -> None:
+    """A copy has to start at a multiple of 16 bytes in dimension 0: an H200 ends the kernel otherwise.
+
+    Raises:
+        InvalidTensorMap: another first coordinate.
+    """
+    if coords[0] * m.type.bits % 128 and not m.type.packed:
+        raise InvalidTensorMap(
+            f"coordinate 0 is {coords[0]}: a copy starts at multiples of 16 bytes, {128 // m.type.bits} of {m.dtype}"
+        )
 
 
 def read_box(m: TensorMap, coords: Sequence[int], window: GlobalWindow) -> Bytes:
@@ -134,23 +151,27 @@ def read_box(m: TensorMap, coords: Sequence[int], window: GlobalWindow) -> Bytes
     check_coordinates(m, coords, store=False)
     region = _Region(m, coords, window, write=False)
     if region.complete and region.view is not None:
-        box = np.ascontiguousarray(region.view)
+        box = np.ascontiguousarray(_converted(m, region.view))
     else:
         box = _filled(m)
         if region.view is not None:
-            box[region.inside] = region.view
+            box[region.inside] = _converted(m, region.view)
     rows = box.reshape(-1, m.row_bytes)
     return _pad(m, rows) if m.type.padded else rows
+
+
+def _converted(m: TensorMap, data: Bytes) -> Bytes:
+    """Elements as a load leaves them: tf32 is rounded to nearest even; flushing types keep their subnormals."""
+    if not m.type.tf32:
+        return data
+    return encode(TF32, np.ascontiguousarray(data).view(np.float32), "rn").view(np.uint8)
 
 
 def _filled(m: TensorMap) -> Bytes:
     if not m.nan_fill:
         return np.zeros(_box_shape(m), dtype=np.uint8)
-    size = m.type.bits // 8
-    element = np.full(size, 0xFF, dtype=np.uint8)
-    element[-1] = 0x7F
     shape = _box_shape(m)
-    return np.tile(element, shape[-1] // size * int(np.prod(shape[:-1]))).reshape(shape)
+    return np.full(int(np.prod(shape)) // 2, NAN_FILL).view(np.uint8).reshape(shape)
 
 
 def _pad(m: TensorMap, rows: Bytes) -> Bytes:
@@ -162,7 +183,8 @@ def _pad(m: TensorMap, rows: Bytes) -> Bytes:
 
 
 def write_box(m: TensorMap, coords: Sequence[int], box: Bytes, window: GlobalWindow) -> int:
-    """Store a dense box; elements past the tensor's end are dropped.  Returns the bytes written.
+    """Store a dense box; past the tensor's end it is dropped, in dimension 0 from the next 16 bytes on.  Returns the
+    bytes written.
 
     Raises:
         InvalidTensorMap: see check_coordinates.
@@ -202,25 +224,28 @@ _NUMPY = {
     "s64": np.int64,
     "f16": np.float16,
     "f32": np.float32,
+    "tf32": np.float32,
+    "f32.ftz": np.float32,
+    "tf32.ftz": np.float32,
     "f64": np.float64,
 }
 _ALLOWED = {
-    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64", "tf32", "f32.ftz", "tf32.ftz"),
     "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "inc": ("u32",),
     "dec": ("u32",),
-    "and": ("b32", "b64", "u32", "s32", "u64", "s64"),
-    "or": ("b32", "b64", "u32", "s32", "u64", "s64"),
-    "xor": ("b32", "b64", "u32", "s32", "u64", "s64"),
+    "and": ("b32", "b64", "u32", "s32", "u64"),
+    "or": ("b32", "b64", "u32", "s32", "u64"),
+    "xor": ("b32", "b64", "u32", "s32", "u64"),
 }
 
 
 def combine(operation: str, dtype: str, old: Bytes, new: Bytes) -> Bytes:
     """`old` op `new` on bytes that hold `dtype`, contiguous and of one size; a new byte array.
 
-    Additions round to nearest even; f32 flushes subnormal inputs and results to zero, f16 and bf16 keep them. inc and
-    dec wrap at `new`, as atom does.
+    Additions round to nearest even and keep subnormals, but for the flushing types. inc and dec wrap at `new`, as atom
+    does.
 
     Raises:
         InvalidTensorMap: the operation does not take the type.
@@ -234,10 +259,10 @@ def combine(operation: str, dtype: str, old: Bytes, new: Bytes) -> Bytes:
     kind = _NUMPY[dtype.replace("b", "u")]
     with np.errstate(over="ignore", invalid="ignore"):
         operands = [raw.reshape(-1).view(kind) for raw in (old, new)]
-        if dtype == "f32":
+        if dtype.endswith(".ftz"):
             operands = [_flush(x) for x in operands]
         result = _OPERATIONS[operation](*operands)
-        if dtype == "f32":
+        if dtype.endswith(".ftz"):
             result = _flush(result)
     return np.ascontiguousarray(result).view(np.uint8)
 
@@ -268,22 +293,17 @@ def check_shared(m: TensorMap, address: int) -> None:
 
     Raises:
         MemoryFault: an address that is not 128-byte aligned.
-        InvalidTensorMap: rows shorter than the swizzle.
     """
     if address % SHARED_ALIGNMENT:
         raise MemoryFault(f"tensor copy at shared {address:#x}: {SHARED_ALIGNMENT}-byte alignment is needed")
-    if m.swizzle is not sw.NONE and m.shared_row_bytes != m.swizzle.span and m.box_bytes > m.shared_row_bytes:
-        raise InvalidTensorMap(
-            f"rows of {m.shared_row_bytes} bytes under swizzle {m.swizzle.name}: how shorter rows are spaced is not "
-            "settled, make the box's row as long as the swizzle"
-        )
 
 
 def place(m: TensorMap, box: Bytes, window: Bytes, address: int) -> None:
     """Put a dense box, swizzled, into `window`: the `m.box_bytes` bytes at shared `address`."""
-    sw.scatter(m.swizzle, window, address, box)
+    sw.scatter(m.swizzle, window, address, box, m.shared_row_bytes, m.pitch)
 
 
 def collect(m: TensorMap, window: Bytes, address: int) -> Bytes:
     """The inverse of `place`: a dense box (rows, shared row bytes)."""
-    return sw.gather(m.swizzle, window, address, m.box_bytes).reshape(-1, m.shared_row_bytes)
+    size = m.rows * m.shared_row_bytes
+    return sw.gather(m.swizzle, window, address, size, m.shared_row_bytes, m.pitch).reshape(-1, m.shared_row_bytes)

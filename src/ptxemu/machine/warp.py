@@ -13,11 +13,15 @@ from ptxemu.machine.lanes import FULL, first, lanes, merge
 from ptxemu.machine.memory import SHARED_WINDOW, LocalMemory, Space
 from ptxemu.machine.signal import Wait
 from ptxemu.machine.span import Span
+from ptxemu.machine.warpgroup import in_flight, in_use
 
 if TYPE_CHECKING:
+    from ptxemu.machine.cluster import Cluster
     from ptxemu.machine.cta import Cta
+    from ptxemu.machine.grid import Grid
     from ptxemu.machine.mbarrier import Mbarrier
     from ptxemu.machine.program import Block
+    from ptxemu.machine.warpgroup import Collective
     from ptxemu.watch.agents import Agent
 
 __all__ = ["Group", "Warp"]
@@ -77,8 +81,8 @@ class Warp:
         self.index = index
         self.name = f"warp {index} of CTA {cta.index}"
         self.alive = mask
-        self.cluster = cta.cluster
-        self.grid = cta.cluster.grid
+        self.cluster: Cluster = cta.cluster
+        self.grid: Grid = cta.cluster.grid
         self.queue = self.grid.queue
         self.memory = self.grid.memory
         self.shared = self.cluster.shared
@@ -87,6 +91,7 @@ class Warp:
         self.counts = [0] * len(program.blocks)
         self.specials: dict[str, Any] = {}  # values of special registers that stay the same
         self.defined: dict[int, int] = {}  # lanes that have written a register, of those that `uses` asks for
+        self.flying: dict[int, Collective] = {}  # the wgmma in flight, by the id of the array that it will fill
         self.state: dict[Any, Any] = {}  # for instructions that keep something a warp: bulk groups, retries
         self.group = Group(self, mask, [0] * program.register_count, program.blocks[0])
         self.groups = [self.group]
@@ -180,10 +185,16 @@ class Warp:
         other = mask & ~taken
         if taken & (taken - 1):  # the new group is the one of a single lane, whose registers then become ints
             taken, other, there, here = other, taken, here, there
-        self.groups.append(Group(self, taken, _own(registers, there.live, taken), there))
+        self.groups.append(Group(self, taken, self._own(registers, there.live, taken), there))
         group.mask = other
         group.block = here
         return None
+
+    def divided(self, mask: int) -> None:
+        """Only the lanes of `mask` come to an `.aligned` instruction that has a guard."""
+        raise MemoryFault(
+            f"an .aligned instruction has to be run by all lanes of a warp or by none: its guard lets {mask:#x} through"
+        )
 
     def life(self) -> Span:
         """Its life, until now."""
@@ -196,6 +207,17 @@ class Warp:
         if not self.alive:
             self.grid.lives.append(self.life())
         self.cta.lanes_ended(self, mask)
+
+    def _own(self, registers: Registers, live: tuple[int, ...], mask: int) -> Registers:
+        """A copy of the registers for some of their lanes; for a single lane, arrays become ints, but for those that
+        a wgmma has still to fill."""
+        copy = registers.copy()
+        if mask & (mask - 1) == 0:
+            lane, flying = first(mask), self.flying
+            for index in live:
+                if (value := copy[index]).__class__ is np.ndarray and not (flying and id(value.base) in flying):
+                    copy[index] = value.item(lane)
+        return copy
 
     def exit_some(self, ending: int, here: Block) -> None:
         """Some lanes of the group end, the others go on to `here`."""
@@ -216,7 +238,7 @@ class Warp:
             return targets[next(iter(ways))]
         self.groups.remove(self.group)
         for way, part in ways.items():
-            self.groups.append(Group(self, part, _own(registers, targets[way].live, part), targets[way]))
+            self.groups.append(Group(self, part, self._own(registers, targets[way].live, part), targets[way]))
         return None
 
     def members(self, value: Any, mask: int) -> int:
@@ -350,10 +372,20 @@ class Warp:
             mine, theirs = group.registers, other.registers
             for index in group.block.live:
                 if mine[index] is not theirs[index]:
+                    if self.flying:
+                        self._joins(group.block, mine[index], theirs[index])
                     theirs[index] = _merged(other, theirs[index], group, mine[index], widths[index])
             other.mask |= group.mask
             other.needs |= group.needs
         self.groups = joined
+
+    def _joins(self, block: Block, *values: Any) -> None:
+        """A register that lanes join has two contents; nobody fills what comes of it."""
+        for value in values:
+            if self.agent is not None and (found := in_flight(self, value)) is not None:
+                line = block.lines[0] if block.lines else 0
+                return in_use(self, line, "lanes join, of which only some hold an accumulator,", found)
+        return None
 
 
 def _merged(one: Group, first_value: Any, two: Group, second_value: Any, width: int) -> Any:
@@ -364,14 +396,3 @@ def _merged(one: Group, first_value: Any, two: Group, second_value: Any, width: 
                 return array
             break
     return merge(one.mask, first_value, second_value, width)
-
-
-def _own(registers: Registers, live: tuple[int, ...], mask: int) -> Registers:
-    """A copy of the registers for some of their lanes; for a single lane, arrays become ints."""
-    copy = registers.copy()
-    if mask & (mask - 1) == 0:
-        lane = first(mask)
-        for index in live:
-            if (value := copy[index]).__class__ is np.ndarray:
-                copy[index] = value.item(lane)
-    return copy

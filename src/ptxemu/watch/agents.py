@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.mbarrier import Mbarrier
     from ptxemu.machine.warp import Warp
 
-__all__ = ["Agent", "Stream", "Sync", "WarpAgent"]
+__all__ = ["Agent", "Stream", "Sync", "Together", "WarpAgent"]
 
 
 class Agent:
@@ -54,6 +54,16 @@ class Agent:
         """
         if self.publishes is not None:
             _publish(self.publishes, into)
+
+
+class Together(Agent):
+    """An operation that several warps issue.  began: how far the chain of each was when it did."""
+
+    __slots__ = ("began",)
+
+    def __init__(self, warp: Warp, clock: Clock, chain: int, index: int, began: dict[int, int]) -> None:
+        super().__init__(warp, clock, chain, index)
+        self.began = began
 
 
 def _publish(clock: Clock, into: Clock) -> None:
@@ -197,6 +207,16 @@ class WarpAgent(Agent):
         stream = self.stream("tcgen05.ld", 0)
         self.learn(stream, min(self.loads.values(), default=stream.head + 1) - 1)
 
+    def new_stream(self, kind: str) -> Stream:
+        """One that several warps share."""
+        return Stream(self.clock.chains.new(kind), 0)
+
+    def leave(self) -> tuple[int, Clock]:
+        """Its chain, and what it knows when it comes to an operation of several warps."""
+        before = self.clock.copy()
+        self._tick()  # what the warp does from now on does not come before
+        return self.chain, before
+
     # Who its asynchronous operations act as: with what it knows when it issues them.
 
     def _issue(self, chain: int, index: int, barrier: Mbarrier | None = None) -> Agent:
@@ -225,6 +245,17 @@ class WarpAgent(Agent):
             known = agent.clock.fit()
             known[ORDER, stream.chain] = known[TENSOR, stream.chain] = stream.head
         return agent
+
+    def together(self, before: list[tuple[int, Clock]], stream: Stream) -> Together:
+        """An operation of several warps, which comes after what all of them knew."""
+        stream.head += 1
+        began = {chain: int(clock.fit()[ORDER, chain]) for chain, clock in before}
+        clock = before[0][1]
+        known = clock.fit()
+        for _, other in before[1:]:
+            np.minimum(known, other.fit(), out=known)
+        known[ORDER, stream.chain] = stream.head
+        return Together(self.warp, clock, stream.chain, stream.head, began)
 
     def loading(self, line: int) -> Agent:
         """A tcgen05.ld at a PTX line, which reads at once: it needs no clock of its own."""

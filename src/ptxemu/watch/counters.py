@@ -111,6 +111,18 @@ class Counters:
             sums[2] += units
             sums[3] += ideal
 
+    def sums(self) -> tuple[Any, ...]:
+        """All that was added up, for `add`."""
+        return self._lines, self.moved, self.mmas
+
+    def add(self, sums: tuple[Any, ...]) -> None:
+        """Takes in what another process has added up."""
+        lines, moved, mmas = sums
+        for key, values in lines.items():
+            self._lines[key] = [a + b for a, b in zip(self._lines.get(key, [0] * 4), values, strict=True)]
+        self.moved.update(moved)
+        self.mmas.update(mmas)
+
     def traffic(self) -> list[Traffic]:
         """By PTX line."""
         return [Traffic(*key, *sums) for key, sums in sorted(self._lines.items())]

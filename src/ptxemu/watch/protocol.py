@@ -21,6 +21,7 @@ __all__ = ["cta_ended"]
 def cta_ended(cta: Cta, last: Warp) -> None:
     """Adds what a CTA left unfinished to the findings of its grid.  last: the warp that ended last."""
     _bulk_stores(cta)
+    _warpgroups(cta)
     _operations(cta)
     _mbarriers(cta, last)
     _named_barriers(cta, last)
@@ -43,9 +44,19 @@ def _operations(cta: Cta) -> None:
     grid = cta.cluster.grid
     found = [op for op in grid.queue.outstanding() if op.warp is not None and op.warp.cta is cta]
     for operation in sorted(found, key=lambda op: op.serial):
-        if not _stores(operation.what):
+        if not _stores(operation.what) and operation.what != "wgmma.mma_async":
             message = f"{operation.what} was still under way when its CTA ended"
             grid.findings.add("operation outstanding at exit", message, line=operation.line, warp=operation.warp)
+
+
+def _warpgroups(cta: Cta) -> None:
+    """wgmma operations that their warps did not wait for."""
+    for warp in cta.warps:
+        issued = warp.state.get("wgmma")
+        left = (*issued.older(0), *issued.open) if issued is not None else ()
+        for line in dict.fromkeys(operation.line for operation in left):
+            message = "the warp ended without a wgmma.wait_group for it"
+            cta.cluster.grid.findings.add("wgmma not waited for", message, line=line, warp=warp)
 
 
 def _stores(what: str) -> bool:

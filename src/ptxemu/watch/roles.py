@@ -18,7 +18,7 @@ _STORES = ("cp.async.bulk.tensor.global.shared::cta", "cp.async.bulk.global.shar
 _REDUCTIONS = ("cp.reduce.async.bulk.tensor.global.shared::cta", "cp.reduce.async.bulk.global.shared::cta")
 # Role and the opcodes (as `isa.names.short` gives them) of which one makes it, the most telling first.
 _ROLES: tuple[tuple[str, frozenset[str]], ...] = (
-    ("MMA", frozenset({"tcgen05.mma"})),
+    ("MMA", frozenset({"tcgen05.mma", "wgmma.mma_async"})),
     ("TMA load", frozenset({*_LOADS, *_BULK_LOADS})),
     ("epilogue", frozenset({"tcgen05.ld"})),
     ("scheduler", frozenset({"clusterlaunchcontrol.try_cancel"})),

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptxemu.watch.agents import Agent, Sync
+from ptxemu.watch.agents import Agent, Sync, Together
 from ptxemu.watch.clocks import ORDER, split
 from ptxemu.watch.roles import role_of
 from ptxemu.watch.shadow import FENCED, GRANULE, WRITE, Past, Trouble
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "Rules", "Site"]
 
 COLUMNS = 512
+_WAIT_GROUP = ": wgmma.wait_group has to come first"
 _CTA, _CLUSTER, _GPU = 1, 2, 3  # scopes of strong accesses; 0 is a weak one
 
 
@@ -161,6 +162,10 @@ class Rules:
             return "missing tcgen05.wait::ld", f"{me} overtakes {them} that no tcgen05.wait::ld waited for"
         if stream == "tcgen05.st":
             return "missing tcgen05.wait::st", f"{me} may come before {them} that no tcgen05.wait::st waited for"
+        if own and isinstance(agent, Together) and index > agent.began.get(chain, index):
+            return "missing wgmma.wait_group", f"{them} overwrites what a wgmma still reads{_WAIT_GROUP}"
+        if stream == "wgmma" and not self._waited_for(serial, other, chain, index):
+            return "missing wgmma.wait_group", f"{me} overwrites what a wgmma still reads{_WAIT_GROUP}"
         if stream == "bulk source":
             return "bulk store source reused", (
                 f"{me} overwrites what a bulk store still reads: cp.async.bulk.wait_group.read has to come first"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
     from ptxemu.watch.findings import Findings
 
-__all__ = ["Watcher"]
+__all__ = ["Watcher", "cells_of", "span"]
 
 BARRIER_BYTES = 8
 NEVER = 2**31 - 1  # the index of an event that nobody gets to know of
@@ -131,7 +131,7 @@ class Watcher:
         region = warp.shared.find(address, address + BARRIER_BYTES)
         if region.shadow is None:
             region.shadow = _shadow(region, shared=True)
-        where, mask = _span(address - region.base, BARRIER_BYTES)
+        where, mask = span(address - region.base, BARRIER_BYTES)
         site = self.rules.site(line, warp, "mbarrier", 0, write=True, fenced=False)
         known = _agent(warp).clock.lookup()
         region.shadow.record(where, mask, Access(warp.cluster.chains.live, NEVER, site, False, known))
@@ -140,7 +140,7 @@ class Watcher:
         """mbarrier.inval: its bytes are memory again, with undefined contents."""
         region = warp.shared.find(address, address + BARRIER_BYTES)
         if region.shadow is not None:
-            region.shadow.forget(*_span(address - region.base, BARRIER_BYTES))
+            region.shadow.forget(*span(address - region.base, BARRIER_BYTES))
 
     def undefined_register(self, warp: Warp) -> None:
         """The warp reads a register that nothing has written."""
@@ -171,7 +171,7 @@ class Watcher:
         where: Any
         mask: Any
         if touched is None:
-            where, mask = _span(start, nbytes)
+            where, mask = span(start, nbytes)
         else:
             where, mask = touched[0] + start // GRANULE, touched[1]
         self._access(space, region, where, mask, write, proxy, order)
@@ -182,11 +182,11 @@ class Watcher:
         """The lanes of a warp load or store `nbytes` each at `address`; an atomic does both."""
         if type(address) is int:
             region = space.find(address, address + nbytes)
-            where, part = _span(address - (region.base & -GRANULE), nbytes)
+            where, part = span(address - (region.base & -GRANULE), nbytes)
         else:
             first = int(address[(mask & -mask).bit_length() - 1])
             region = space.find(first, first + nbytes)
-            cells = _cells(address.tobytes(), address.dtype, region.base, region.end, nbytes, mask)
+            cells = cells_of(address.tobytes(), address.dtype, region.base, region.end, nbytes, mask)
             if cells is None:
                 for lane in lanes_of(mask):
                     self.lanes(space, int(address[lane]), nbytes, 1 << lane, write, order, atomic)
@@ -325,7 +325,7 @@ def _cell_at(where: Any, place: Any) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _span(start: int, nbytes: int) -> tuple[slice, Any]:
+def span(start: int, nbytes: int) -> tuple[slice, Any]:
     """The cells of consecutive bytes, and which of their bytes: one mask for all where they are whole."""
     first, end = start // GRANULE, -(-(start + nbytes) // GRANULE)
     where = slice(first, end)
@@ -339,7 +339,9 @@ def _span(start: int, nbytes: int) -> tuple[slice, Any]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cells(address: bytes, kind: np.dtype[Any], base: int, end: int, nbytes: int, mask: int) -> tuple[Any, Any] | None:
+def cells_of(
+    address: bytes, kind: np.dtype[Any], base: int, end: int, nbytes: int, mask: int
+) -> tuple[Any, Any] | None:
     """The cells that lanes touch and which of their bytes; None where not all are in the region base..end-1."""
     at = np.frombuffer(address, kind)[bools(mask)].astype(np.int64)
     if int(at.min()) < base or int(at.max()) + nbytes > end:

@@ -33,7 +33,7 @@ def scale_integer(code: Int32):
 
 
 class NaiveGemm:
-    def __init__(self, tile, *, stages=None, accumulators=1, raster="m", out_dtype="bf16", smem=0):
+    def __init__(self, out_dtype):
         self.out = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}[out_dtype]
 
     @cute.jit
@@ -47,6 +47,9 @@ class NaiveGemm:
         unit_a: cute.Pointer,
         unit_b: cute.Pointer,
         alpha: cute.Pointer,
+        bias: cute.Pointer,
+        sf_out: cute.Pointer,
+        unit_out: cute.Pointer,
         factor: Float64,
         m: Int32,
         n: Int32,

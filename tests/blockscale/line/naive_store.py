@@ -12,7 +12,8 @@ import sys
 
 from blockscale import store
 from blockscale.config import Config
-from blockscale.problem import OUT_DTYPES, Problem, Target
+from blockscale.families.sm100 import ENTRY
+from blockscale.problem import OUT_BYTES, Problem, Target
 
 HOPPER = Target("sm_90a", "sm100", (9, 0), "naive on h200", sms=132, smem=232_448)
 CONFIG = Config()
@@ -32,9 +33,14 @@ def fill(directory):
 
     from blockscale import compile as compiler
 
-    for out_dtype in OUT_DTYPES:
-        kernel = NaiveGemm(CONFIG.tile, out_dtype=out_dtype)
-        parts = compiler.compile_function(kernel, compiler.traced_arguments(out_dtype), HOPPER.arch, "the naive kernel")
+    for out_dtype in OUT_BYTES:
+        kernel = NaiveGemm(out_dtype)
+        parts = compiler.compile_function(
+            kernel,
+            compiler.traced_arguments(ENTRY, Problem(1, 1, 1, out_dtype=out_dtype)),
+            HOPPER.arch,
+            "the naive kernel",
+        )
         assert "library" in parts, "a C compiler has to link it"
         store.Store(directory).put(origin(out_dtype), parts)
         print(key(out_dtype), out_dtype)

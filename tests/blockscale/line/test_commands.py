@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.compile import read
-from blockscale.problem import Problem
+from blockscale.problem import Problem, target_named
 from blockscale.store import Store
 
 
@@ -35,8 +35,8 @@ def test_explain():
 def test_explain_refuses():
     refused(invoke("explain", 1, 1, 0, "--gpu", "b200"), "k: 0, expected at least 1")
     refused(
-        invoke("explain", 1, 1, 1, "--gpu", "h100"),
-        "gpu: 'h100' is Hopper (H100, H200), for which this version has no kernels; expected 'b200' (sm_100a)",
+        invoke("explain", 1, 1, 1, "--gpu", "b300"),
+        "gpu: 'b300' is B300, for which this version has no kernels; expected 'b200' (sm_100a), 'h200' (sm_90a)",
     )
 
 
@@ -56,9 +56,11 @@ def test_a_file_of_shapes(tmp_path):
     path = tmp_path / "shapes"
     path.write_text("# M N K\n128 4096 7168\n\n1, 2, 3  # the smallest\n4x5x6\n128 4096 7168\n")
     expected = [Problem(*sizes, out_dtype="fp16") for sizes in ((128, 4096, 7168), (1, 2, 3), (4, 5, 6))]
-    assert read(path, "fp16") == expected
+    assert read(path, "fp16", target_named("b200")) == expected
+    weight_only = [Problem(p.m, p.n, p.k, a="fp16", out_dtype="fp16") for p in expected]
+    assert read(path, "fp16", target_named("h200")) == weight_only
     path.write_bytes(b"\xef\xbb\xbf1 2 3\n")  # as some editors begin a file
-    assert read(path, "fp16") == expected[1:2]
+    assert read(path, "fp16", target_named("b200")) == expected[1:2]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +93,12 @@ def test_compile_refuses(tmp_path):
 def test_compile_fills_a_store_once(tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     path, root = tmp_path / "shapes", tmp_path / "store"
-    path.write_text("128 4096 7168\n1 64 64\n100 4096 512\n")
+    path.write_text("128 4096 7168\n127 4096 64\n128 2048 64\n")
     asked = ("compile", "--gpu", "b200", "--shapes", path, "--store", root, "--out-dtype", "fp32")
     first = json.loads(invoke(*asked, "--json").stdout)
     (kernel,) = first["kernels"]  # one configuration serves all three
-    assert kernel["shapes"] == [[128, 4096, 7168], [1, 64, 64], [100, 4096, 512]]
-    assert (kernel["out_dtype"], kernel["config"]) == ("fp32", "tile 128x64")
+    assert kernel["shapes"] == [[128, 4096, 7168], [127, 4096, 64], [128, 2048, 64]]
+    assert (kernel["out_dtype"], kernel["config"]) == ("fp32", "tile 128x64, pdl True, release early")
     assert kernel["seconds"] > 0
     assert set(Store(root).get(kernel["key"]).parts) == {"object", "library", "ptx", "cubin"}
     again = invoke(*asked)

@@ -60,6 +60,17 @@ def test_parts_of_an_artefact():
     assert again == made
 
 
+def test_a_dependent_launch_that_does_not_wait_is_not_built(monkeypatch, tmp_path):
+    """Stale reads would be rare, and only under load."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    from cutlass import cute
+
+    monkeypatch.setattr(cute.arch, "griddepcontrol_wait", lambda: None)
+    with pytest.raises(compiler.CompileError, match=r"pdl True, .* touches global memory before griddepcontrol\.wait"):
+        plan.artefact(PROBLEM, B200, Config(pdl=True), Store(tmp_path))
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_a_library_exports_the_function_and_imports_no_compiler():
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     made = plan.artefact(PROBLEM, B200, CONFIG, default_store())

@@ -5,9 +5,12 @@ from dataclasses import fields, replace
 import pytest
 
 import blockscale as bs
-from blockscale import heuristics, problem
-from blockscale.config import CODE_FIELDS, Config, Reason, candidates, geometry, supports, tile_count
-from blockscale.kernels.parts.geometry import WIDTHS
+from blockscale import families, heuristics, problem
+from blockscale.config import Config, Reason
+from blockscale.families import supports
+from blockscale.families.sm100 import CALL_FIELDS, CODE_FIELDS
+from blockscale.families.sm100.constraints import ALLOWED, RANGES, geometry, tile_count
+from blockscale.kernels.parts.geometry import widths
 from blockscale.problem import Problem, target_named
 
 B200 = target_named("b200")
@@ -18,10 +21,8 @@ PRODUCT = Problem(128, 256, 512)
     ("change", "argument", "message"),
     [
         ({"a": "bf16"}, "a", "bf16: the sm100 kernels multiply NVFP4 by NVFP4"),
-        ({"bias": True}, "bias", "the sm100 kernels of this version add none"),
-        ({"activation": "silu"}, "activation", "'silu'"),
-        ({"m": 2**31}, "m", "2147483648, at most 2147483136"),
-        ({"k": 2**31 - 63}, "k", "at most 2147483136"),
+        ({"m": 2**31}, "m", "2147483648, at most 2147482624"),
+        ({"k": 2**31 - 63}, "k", "at most 2147482624"),
     ],
 )
 def test_problems_that_are_refused(change, argument, message):
@@ -35,37 +36,94 @@ def test_problems_that_are_refused(change, argument, message):
 @pytest.mark.parametrize(
     ("change", "argument", "message"),
     [
-        ({"tile": (64, 128)}, "config.tile", "64 rows, expected 128"),
-        ({"tile": (128, 100)}, "config.tile", "100 columns, expected a multiple of 8 from 8 to 256"),
-        ({"tile": (128, 0)}, "config.tile", "0 columns"),
-        ({"tile": (128, 264)}, "config.tile", "264 columns"),
-        ({"tile": (128, 40)}, "config.tile", "40 columns, no multiple of 32, have to cover all n = 256"),
-        ({"stages": 0}, "config.stages", "0, expected None or 1 to 6 beside 1 x 128x128 of sums"),
-        ({"stages": 7}, "config.stages", "7, expected None or 1 to 6"),
-        (
-            {"tile": (128, 192), "accumulators": 2, "stages": 3},
-            "config.stages",
-            "3, expected None or 1 to 2 beside 2 x",
-        ),
-        (
-            {"tile": (128, 256), "accumulators": 2},
-            "config.tile",
-            "2 x 128x256 of sums and one stage of operands do not",
-        ),
-        ({"accumulators": 3}, "config.accumulators", "expected 1 or 2"),
-        ({"raster": "k"}, "config.raster", "expected one of 'm', 'n'"),
-        ({"ctas": 0}, "config.ctas", "expected None or 1 to 65535"),
-        ({"ctas": 2**16}, "config.ctas", "expected None or 1 to 65535"),
-        ({"persist_mb": -1}, "config.persist_mb", "expected at least 0"),
+        ({"tile": (64, 128)}, "tile", "64 rows, expected 128 or 256"),
+        ({"tile": (128, 100)}, "tile", "100 columns, expected a multiple of 8 from 8 to 256 beside 128 rows"),
+        ({"tile": (256, 24)}, "tile", "24 columns, expected a multiple of 16 from 16 to 256 beside 256 rows"),
+        ({"tile": (128, 0)}, "tile", "0 columns"),
+        ({"tile": (128, 264)}, "tile", "264 columns"),
+        ({"tile": (128, 40)}, "tile", "40 columns, no multiple of 32, have to cover all n = 256"),
+        ({"tile": (128, 40), "swap": True}, "tile", "have to cover all m = 128"),
+        ({"stages": 0}, "stages", "0, expected None or 1 to 6 beside 1 x 128x128 of sums"),
+        ({"stages": 7}, "stages", "7, expected None or 1 to 6"),
+        ({"stages": 6, "store": "tma"}, "stages", "6, expected None or 1 to 5"),
+        ({"accumulators": 3}, "accumulators", "expected 1 or 2"),
+        ({"raster": "k"}, "raster", "expected 'm' or 'n'"),
+        ({"schedule": "dynamic"}, "schedule", "expected 'static' or 'clc'"),
+        ({"l2_a": "evict"}, "l2_a", "expected None or 'evict_first' or 'evict_last'"),
+        ({"store": "stmatrix"}, "store", "expected 'direct' or 'tma' or 'tma_rows'"),
+        ({"release": "never"}, "release", "expected 'late' or 'early'"),
+        ({"store_slots": 3}, "store_slots", "expected 1 or 2"),
+        ({"group": 0}, "group", "expected 1 to 1024"),
+        ({"prefetch": 17}, "prefetch", "expected 0 to 16"),
+        ({"read": 12}, "read", "expected a multiple of 8 from 8 to 128"),
+        ({"ctas": 0}, "ctas", "expected None or 1 to 65535"),
+        ({"ctas": 2**16}, "ctas", "expected None or 1 to 65535"),
+        ({"ctas": 4, "schedule": "clc"}, "ctas", "expected None: with schedule 'clc'"),
+        ({"persist_mb": -1}, "persist_mb", "expected 0 to "),
+        ({"cluster": (3, 1)}, "cluster", "expected sides of 1, 2, 4, and 8 CTAs at most"),
+        ({"cluster": (4, 4)}, "cluster", "8 CTAs at most"),
+        ({"cluster": (1, 2), "tile": (256, 64)}, "cluster", "expected an even first side"),
+        ({"cluster": (4, 1), "tile": (128, 72)}, "cluster", "72 columns cannot be cut"),
+        ({"store_slots": 1}, "store_slots", "1, expected 2 beside store 'direct'"),
+        ({"l2_out": "evict_last", "read": 8}, "l2_out", "stores of 32 bytes, and 8 columns at a time are no whole"),
+        ({"l2_out": "evict_last", "swap": True}, "l2_out", "'evict_last', expected None beside swap"),
+        ({"cluster": (1, 2), "fallback_cluster": (2, 1)}, "fallback_cluster", "expected sides that divide"),
+        ({"fallback_cluster": (1, 1)}, "fallback_cluster", "expected sides that divide those of cluster, None"),
+        ({"swap": True, "store": "tma"}, "swap", "expected False beside store 'tma'"),
     ],
 )
 def test_configurations_that_are_refused(change, argument, message):
     config = replace(Config(), **change)
     reason = supports(PRODUCT, B200, config)
-    assert reason.argument == argument
+    assert reason.argument == f"config.{argument}"
     assert message in reason.message
-    with pytest.raises(heuristics.Unsupported, match=f"^{argument}: "):
+    with pytest.raises(heuristics.Unsupported, match=f"^config.{argument}: "):
         heuristics.check(PRODUCT, B200, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"), [({"swap": True}, "swap"), ({"store": "tma"}, "store"), ({"tile": (128, 248)}, "tile")]
+)
+def test_what_nvfp4_results_refuse(change, argument):
+    product = replace(PRODUCT, n=248, out_dtype="nvfp4")
+    assert supports(product, B200, Config((128, 256))) is None
+    assert supports(product, B200, replace(Config((128, 256)), **change)).argument == f"config.{argument}"
+
+
+def test_a_cluster_of_narrow_tiles_has_one_along_n():
+    config = Config((128, 8), cluster=(1, 2))
+    assert supports(replace(PRODUCT, n=8), B200, config) == Reason(
+        "config.cluster",
+        "(1, 2), expected a second side of 1 beside 8 columns: no multiple of 32, they make one tile alone",
+    )
+    assert supports(replace(PRODUCT, n=9), B200, config).argument == "config.tile"
+
+
+def test_fields_that_only_some_kernels_heed():
+    """Set where they are heeded, refused where they would do nothing."""
+    gelu = replace(PRODUCT, activation="gelu")
+    assert "at most 64 beside gelu" in supports(gelu, B200, Config((128, 128), read=128)).message
+    assert supports(gelu, B200, Config((128, 64), read=128)) is None  # 64 are read
+    assert supports(PRODUCT, B200, Config(l2_out="evict_first")) is None
+    assert supports(PRODUCT, B200, Config(l2_out="evict_first", read=8, store="tma", store_slots=1)) is None
+    quantised = replace(PRODUCT, out_dtype="nvfp4", activation="gelu")
+    assert supports(quantised, B200, Config()) is None
+    for field, value in (("read", 64), ("l2_out", "evict_first"), ("store_slots", 1)):
+        assert supports(quantised, B200, replace(Config(), **{field: value})).argument == f"config.{field}"
+
+
+def test_what_is_chosen_for_a_row_has_to_serve_all():
+    """An invariant choice knows one row and one matrix; here 32-bit numbers of tiles would not do for the whole."""
+    batch = 2**20
+    huge = Problem(441_611, 1, 64, batch=batch, batch_a=batch, batch_b=batch, invariant=True)
+    with pytest.raises(heuristics.Unsupported, match=r"^config\.tile: \d+ tiles of .*, at most 2147418112"):
+        heuristics.choose(huge, B200)
+    assert heuristics.choose(replace(huge, batch=1, batch_a=1, batch_b=1), B200)
+
+
+def test_every_field_has_values_that_are_refused_or_is_free():
+    refused = {"swap", "tile", "stages", "cluster", "fallback_cluster"}  # above
+    assert {*CODE_FIELDS, *CALL_FIELDS} == {*ALLOWED, *RANGES, *refused, "pdl"}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +137,9 @@ def test_configurations_that_are_refused(change, argument, message):
         ("ctas", "3", "an integer"),
         ("persist_mb", False, "an integer"),
         ("raster", None, "a string"),
+        ("l2_a", 1, "a string"),
+        ("pdl", 1, "a bool"),
+        ("cluster", (1,), "a tuple of two integers"),
     ],
 )
 def test_fields_of_other_types(field, value, expected):
@@ -101,57 +162,13 @@ def test_a_smaller_gpu_refuses_what_does_not_fit():
         heuristics.choose(PRODUCT, tiny)
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize(("rows", "columns"), [(r, n) for r in (128, 256) for n in widths(r)])
 @pytest.mark.parametrize("accumulators", [1, 2])
-def test_as_many_stages_as_fit_is_never_refused_where_one_is(columns, accumulators):
-    config = Config((128, columns), accumulators=accumulators)
+def test_as_many_stages_as_fit_is_never_refused_where_one_is(rows, columns, accumulators):
+    config = Config((rows, columns), accumulators=accumulators)
     product = replace(PRODUCT, n=columns)
-    assert supports(product, B200, config) == supports(product, B200, replace(config, stages=1))
-    assert (supports(product, B200, config) is None) == (accumulators == 1 or columns <= 232)
-
-
-@pytest.mark.parametrize("n", [1, 8, 63, 64, 65, 200, 256, 257, 4096])
-@pytest.mark.parametrize("m", [1, 128, 129, 100_000])
-def test_the_choice_is_supported(m, n):
-    asked = Problem(m, n, 512)
-    chosen = heuristics.choose(asked, B200)
-    assert chosen.config in [replace(c, raster=chosen.config.raster) for c in candidates(asked, B200)]
-    assert supports(asked, B200, chosen.config) is None
-    assert len(chosen.reasons) >= 3
-
-
-def test_choices_that_follow_from_counting():
-    def tile(m, n):
-        return heuristics.choose(Problem(m, n, 512), B200).config.tile[1]
-
-    assert tile(1, 8) == tile(128, 64) == 64  # the narrowest that holds it
-    assert tile(128, 4096) == 64  # one wave whatever the width: narrow tiles use more multiprocessors
-    assert tile(512, 4096) == 128  # one wave from here on
-    assert tile(128, 256 * 148) == 256  # one wave of the widest, against four of the narrowest
-    assert heuristics.choose(Problem(1024, 65536, 512), B200).config.raster == "m"
-    assert heuristics.choose(Problem(65536, 1024, 512), B200).config.raster == "n"
-
-
-@pytest.mark.parametrize(
-    ("k", "out_dtype", "chosen", "why"),
-    [
-        (512, "bf16", Config((128, 192), accumulators=2), "two accumulators: a CTA does 5 tiles"),
-        (4096, "bf16", Config((128, 256)), "overlap is given up: two of 256 columns do not fit"),
-        (4096, "fp32", Config((128, 192), accumulators=2), "two accumulators"),
-    ],
-)
-def test_width_and_accumulators_are_chosen_together(k, out_dtype, chosen, why):
-    """4096 x 4096: with a short k, or large elements to store, overlap is worth more than wider tiles."""
-    choice = heuristics.choose(Problem(4096, 4096, k, out_dtype=out_dtype), B200)
-    assert choice.config == chosen
-    assert why in choice.reasons[1]
-    assert all("derived" in reason for reason in choice.reasons)
-
-
-def test_one_tile_a_cta_has_nothing_to_overlap():
-    choice = heuristics.choose(Problem(512, 4096, 7168), B200)
-    assert choice.config == Config((128, 128))
-    assert "nothing to overlap" in choice.reasons[1]
+    assert supports(product, B200, config) is None
+    assert supports(product, B200, replace(config, stages=1)) is None
 
 
 @pytest.mark.parametrize(
@@ -162,34 +179,14 @@ def test_a_problem_checks_its_names(field, value):
         replace(PRODUCT, **{field: value})
 
 
-@pytest.mark.parametrize("m", [1, 128, 5000])
-def test_an_invariant_choice_does_not_know_m(m):
-    assert (
-        heuristics.choose(Problem(m, 4096, 512, invariant=True), B200).config
-        == heuristics.choose(Problem(1, 4096, 512, invariant=True), B200).config
-    )
-
-
-@pytest.mark.parametrize("change", [{"batch": 8, "batch_a": 8}, {"m": 4096}])
-@pytest.mark.parametrize("sms", [8, 132, 148])
-def test_an_invariant_choice_knows_n_k_and_dtypes_alone(change, sms):
-    asked = Problem(128, 4096, 512, invariant=True)
-    chosen = heuristics.choose(replace(asked, **change), replace(B200, sms=sms))
-    assert chosen.config == heuristics.choose(asked, B200).config
-    assert chosen.reasons[0].startswith("invariant: ")
-
-
-def test_what_is_too_large_is_named():
-    largest = 2**31 - 512
-    with pytest.raises(heuristics.Unsupported, match=rf"config\.tile: .* tiles of 128x256, at most {2**31 - 2**16}"):
-        heuristics.choose(Problem(largest, largest, 64), B200)
-    assert supports(Problem(largest, 1, 64), B200, Config()) is None
-
-
 def test_every_field_is_either_code_or_an_argument_of_the_call():
-    assert set(CODE_FIELDS) | {"ctas", "persist_mb"} == {f.name for f in fields(Config)}
+    families_fields = [(family.CODE_FIELDS, family.CALL_FIELDS) for family in families._FAMILIES.values()]
+    assert all(not set(code) & set(call) for code, call in families_fields)
+    assert set().union(*(code + call for code, call in families_fields)) == {f.name for f in fields(Config)}
     assert tile_count(Problem(129, 257, 64, batch=3, batch_a=3), Config()) == 3 * 2 * 3
-    assert str(Config((128, 64), stages=3)) == "tile 128x64, stages 3"
+    assert tile_count(Problem(129, 257, 64), Config((256, 128), cluster=(4, 2))) == 4 * 4
+    assert tile_count(Problem(129, 257, 64), Config(swap=True)) == 3 * 2
+    assert str(Config((128, 64), stages=3, cluster=(1, 2))) == "tile 128x64, stages 3, cluster 1x2"
 
 
 @pytest.mark.parametrize(
@@ -198,8 +195,7 @@ def test_every_field_is_either_code_or_an_argument_of_the_call():
         ("sm_110a", "'sm_110a' is Thor, for which this version has no kernels; expected 'b200' \\(sm_100a\\)"),
         ("sm_103a", "B300"),
         ("sm_100", "the suffix of an architecture is part of its name"),
-        ("h100", "'h100' is Hopper"),
-        ("b100", "'b100', expected 'b200' \\(sm_100a\\)$"),
+        ("b100", "'b100', expected 'b200' \\(sm_100a\\), 'h200' \\(sm_90a\\)$"),
     ],
 )
 def test_gpus_without_kernels(name, message):
@@ -212,7 +208,7 @@ def test_what_the_public_functions_say():
     config = bs.config_for(512, 4096, 7168, gpu="b200")
     text = bs.explain(512, 4096, 7168, gpu="sm_100a").splitlines()
     assert text[0] == f"512 x 4096 x 7168 on b200 (sm_100a): {config}"
-    assert [line[:2] for line in text[1:]] == ["1.", "2.", "3."]
+    assert [line[:2] for line in text[1:3]] == ["1.", "2."]
     with pytest.raises(TypeError, match="gpu: int"):
         bs.explain(1, 1, 1, gpu=100)
     with pytest.raises(ValueError, match="k: 0, expected at least 1"):
@@ -224,7 +220,7 @@ def test_what_the_public_functions_say():
 def test_the_current_gpu_or_the_emulated_one():
     with bs.emulated("sm_100a", sms=2):
         assert bs.explain(512, 512, 64).splitlines()[0].startswith("512 x 512 x 64 on b200")
-        assert "for 2 multiprocessors" in bs.explain(512, 512, 64)
+        assert " for 1 pair of CTAs make " in bs.explain(512, 512, 64)
     if not problem.TARGETS or not bs.available_backends()["sm100"]:
         return
     with pytest.raises(ValueError, match="no GPU here; name one"):

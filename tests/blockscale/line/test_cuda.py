@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale import backends, entry, plan, store
+from blockscale import backends, plan, store
 from blockscale.backends import gpu, sm90
 from blockscale.config import Config
+from blockscale.families.sm100 import ENTRY
 from blockscale.launch import cuda, emulated
 from blockscale.problem import Problem, Target, target_named, target_of_capability
 from blockscale.store import Artefact
@@ -65,7 +66,7 @@ start = time.process_time()
 made = plan.artefact(Problem(1, 256, 64), target_named("b200"), Config(), default_store())
 function = cuda.load(made)
 seconds = time.process_time() - start
-call = lambda: function(*[4096] * 8, 0.5, 1, 256, 64, 256, 1, 1, 1, 1, 0)
+call = lambda: function(*[4096] * 11, 0.5, 1, 256, 64, 256, 1, 1, 1, 1, 0)
 call()
 call()
 number("fail").value = 1
@@ -195,8 +196,8 @@ def test_a_configuration_is_for_the_multiprocessors_that_are_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     part = backends.target_here(torch.device("cuda:0"))
     assert part == replace(B200, sms=72) == cuda.as_it_is(B200, torch.device("cuda:0"))
-    assert "72 multiprocessors" in bs.explain(512, 4096, 7168)
-    assert "148 multiprocessors" in bs.explain(512, 4096, 7168, gpu="b200")
+    assert "for 36 pairs of CTAs" in bs.explain(512, 4096, 7168)
+    assert "for 74 pairs of CTAs" in bs.explain(512, 4096, 7168, gpu="b200")
 
 
 class Runtime:
@@ -311,7 +312,7 @@ def test_the_tests_on_silicon_reach_the_naive_kernel(monkeypatch, tmp_path):
         emulated._active.reset(token)
     first, second = launcher.asked
     assert first[0] == second[0] == naive_store.key("bf16")
-    assert dict(zip(entry.VALUES, first[3], strict=True)) | {"ctas": 0} == {
+    assert dict(zip(ENTRY.values, first[3], strict=True)) | {"ctas": 0} == {
         "factor": 0.25,
         "m": 37,
         "n": 25,
@@ -322,4 +323,4 @@ def test_the_tests_on_silicon_reach_the_naive_kernel(monkeypatch, tmp_path):
         "batch_b": 1,
         "ctas": 0,
     }
-    assert len(first[1]) == len(first[2]) == len(entry.POINTERS)
+    assert len(first[1]) == len(first[2]) == len(ENTRY.pointers)

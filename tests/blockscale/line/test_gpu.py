@@ -280,7 +280,7 @@ def test_what_a_call_costs():
         times.append((time.perf_counter() - start) / 100 * 1e6)
     note("us_of_a_warm_call", round(statistics.median(times), 2))
     made = plan.plan(Problem(1, 8, 64), cuda.launcher(HOPPER, out.device), CONFIG, 8)
-    pointers, factor, _ = gpu.Call(made, out.shape, out.dtype).arguments(a, b, out, None)
+    pointers, factor, _ = gpu.Call(made, "bf16", out.shape).arguments(a, b, out, None, None)
     launches = []
     for _ in range(200):
         torch.cuda.synchronize()

@@ -6,19 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from blockscale import plan, store
-from blockscale.config import CODE_FIELDS, Config
+from blockscale.config import Config
+from blockscale.families.sm100 import CODE_FIELDS, KERNEL
 from blockscale.problem import Problem, target_named
 from blockscale.store import Store
 
 SRC = Path(__file__).parents[3] / "src"
 B200 = target_named("b200")
 PROBLEM, CONFIG = Problem(128, 256, 512), Config()
+STRINGS = {f.name for f in fields(Config) if "str" in str(f.type)}
 ORIGIN = store.origin(B200, CONFIG, PROBLEM)
 PARTS = {"object": b"\x7fELF host", "library": b"\x7fELF so", "ptx": b".entry k", "cubin": b"\x7fELF" + bytes(500)}
 
@@ -119,11 +121,16 @@ def test_an_entry_in_anothers_place_is_a_miss(tmp_path, change, signed):
 
 
 def test_a_key_holds_what_decides_code_and_nothing_else():
-    other = {"tile": (128, 64), "stages": 2, "accumulators": 2, "raster": "n"}
-    keys = {key(), *(key(config=replace(CONFIG, **{name: other[name]})) for name in CODE_FIELDS)}
-    keys |= {key(replace(PROBLEM, out_dtype=dtype)) for dtype in ("fp16", "fp32")}
+    keys = {key(), *(key(config=replace(CONFIG, **{name: "another"})) for name in CODE_FIELDS if name in STRINGS)}
+    keys |= {key(config=replace(CONFIG, **{name: (4, 4)})) for name in ("tile", "cluster", "fallback_cluster")}
+    keys |= {key(config=replace(CONFIG, **{name: True})) for name in ("swap", "pdl")}
+    integers = ("stages", "accumulators", "group", "prefetch", "read", "store_slots")
+    keys |= {key(config=replace(CONFIG, **{name: 7})) for name in integers}
+    assert len(keys) == 1 + len(CODE_FIELDS)
+    keys |= {key(replace(PROBLEM, out_dtype=dtype)) for dtype in ("fp16", "fp32", "nvfp4")}
+    keys |= {key(replace(PROBLEM, bias="fp16")), key(replace(PROBLEM, activation="silu"))}
     keys |= {key(target=replace(B200, arch="sm_103a"))}
-    assert len(keys) == 1 + len(CODE_FIELDS) + 3
+    assert len(keys) == 1 + len(CODE_FIELDS) + 6
     assert {key(replace(PROBLEM, **{name: 77})) for name in ("m", "n", "k")} == {key()}
     assert key(replace(PROBLEM, batch=3, batch_a=3, invariant=True)) == key()
     assert key(config=replace(CONFIG, ctas=3, persist_mb=8)) == key()
@@ -147,20 +154,20 @@ def test_a_key_is_the_same_in_another_process():
 
 
 def test_a_source_of_the_kernels_is_in_the_key(monkeypatch, tmp_path):
-    before = store._sources()
+    before = store.sources(KERNEL)
     for path in (SRC / "blockscale").rglob("*"):
         if path.suffix in (".py", ".c"):
             copy = tmp_path / "blockscale" / path.relative_to(SRC / "blockscale")
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(store, "__file__", str(tmp_path / "blockscale" / "store.py"))
-    store._sources.cache_clear()
-    assert store._sources() == before
+    store.sources.cache_clear()
+    assert store.sources(KERNEL) == before
     changed = tmp_path / "blockscale" / "kernels" / "parts" / "geometry.py"
     changed.write_text(changed.read_text() + "# changed\n")
-    store._sources.cache_clear()
-    assert store._sources() != before
-    store._sources.cache_clear()
+    store.sources.cache_clear()
+    assert store.sources(KERNEL) != before
+    store.sources.cache_clear()
 
 
 def test_what_a_dead_process_left_is_swept(tmp_path):

@@ -1,7 +1,7 @@
 """What the proof of a kernel runs: configurations pairwise, shapes, data, schedules, and the judge of a result.
 
-The full proof is ROWS x SHAPES x SCHEDULES. A row gives every field of `Config`, the dtype of results and the form of
-alpha a value, so that any two values of two different fields meet in some row, where a kernel with both can be built.
+A row gives every field of `Config` and every property of a product a value, so that any two values of two different
+ones meet in some row, where a kernel with both can be built. A row multiplies three shapes, each under every schedule.
 """
 
 from __future__ import annotations
@@ -10,31 +10,57 @@ import functools
 import itertools
 import math
 import random
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from operands import POISON, every_code_and_scale, small_integers
+from operands import POISON, every_code_and_scale, same_bits, small_integers
 
 import blockscale as bs
 from blockscale import reference
-from blockscale.config import Config, supports
+from blockscale.config import Config
+from blockscale.families import sm100, supports
+from blockscale.families.sm100.constraints import tile_count
 from blockscale.problem import Problem, target_named
 
 B200 = target_named("b200")
+SMS = 8  # of the emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
 SCHEDULES = (("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2))
 DATA = ("every code and scale", "positive", "integers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+UNIT = 2.0**-5  # the global scale of NVFP4 results
 
-VALUES = {
-    "tile": tuple((128, n) for n in (8, 24, 32, 40, 64, 96, 128, 136, 160, 192, 224, 248, 256)),
-    "stages": (None, 1, 2, 3, 4),
+HINTS = (None, "evict_first", "evict_last")
+CONFIG = {
+    "tile": (*((128, n) for n in (8, 40, 64, 96, 128, 192, 256)), *((256, n) for n in (16, 48, 64, 128, 224, 256))),
+    "stages": (None, 1, 2, 3),
     "accumulators": (1, 2),
+    "cluster": (None, (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (1, 4)),
+    "fallback_cluster": (None, (2, 1), (1, 1), (1, 2)),
+    "schedule": ("static", "clc"),
     "raster": ("m", "n"),
-    "ctas": (None, 1, 2, 3),
+    "group": (1, 2, 3),
+    "swap": (False, True),
+    "pdl": (False, True),
+    "prefetch": (0, 1, 5),
+    "l2_a": HINTS,
+    "l2_b": HINTS,
+    "l2_scales": HINTS,
+    "l2_out": HINTS,
+    "store": ("direct", "tma", "tma_rows"),
+    "read": (32, 8, 64, 128),
+    "release": ("late", "early"),
+    "store_slots": (2, 1),
+    "ctas": (None, 1, 3),
     "persist_mb": (0, 8),
-    "out_dtype": tuple(DTYPES),
+}
+PRODUCT = {
+    "out_dtype": (*DTYPES, "nvfp4"),
+    "bias": (None, "fp32", "fp16", "bf16"),
+    "activation": (None, "relu", "gelu", "silu"),
     "alpha": ("none", "float", "tensor"),
 }
+VALUES = CONFIG | PRODUCT
 
 
 @dataclass(frozen=True)
@@ -52,19 +78,22 @@ class Shape:
         return f"{self.m}x{self.n}x{self.k}{batch}"
 
 
-# One row, odd sizes, around a tile and an atom, one tile, many tiles, K below a block, around a block and a stage, and
-# more K than the longest ring holds.
-SHAPES = (
-    *(Shape(1, 1, 1), Shape(1, 8, 15), Shape(1, 64, 16), Shape(2, 3, 48), Shape(3, 65, 64), Shape(5, 7, 100)),
-    *(Shape(8, 8, 256), Shape(15, 33, 17), Shape(16, 129, 63), Shape(17, 16, 65), Shape(31, 100, 127)),
-    *(Shape(32, 32, 128), Shape(33, 40, 129), Shape(63, 1, 255), Shape(64, 64, 257), Shape(65, 128, 272)),
-    *(Shape(96, 96, 320), Shape(100, 24, 400), Shape(63, 255, 511), Shape(128, 64, 64), Shape(128, 128, 256)),
-    *(Shape(40, 192, 512), Shape(64, 256, 768), Shape(129, 1, 16), Shape(129, 257, 48), Shape(130, 70, 200)),
-    *(Shape(60, 200, 1000), Shape(192, 72, 64), Shape(255, 31, 1024), Shape(256, 128, 256), Shape(257, 129, 96)),
-    *(Shape(300, 17, 2304), Shape(1, 256, 4096), Shape(7, 64, 3000), Shape(128, 8, 2560), Shape(384, 24, 80)),
-    *(Shape(511, 24, 33), Shape(20, 600, 112), Shape(136, 200, 160), Shape(1, 1000, 64), Shape(512, 16, 16)),
-    *(Shape(17, 512, 1), Shape(2, 2, 5120)),
+# Of the first a cluster of any size has several tiles, in both directions where it can; of the second some have one
+# row, one column, less than a block or many k tiles; the last are batches. Narrow ones are for tiles that are not
+# repeated. Sizes are odd, around a tile, a block or an atom.
+LARGE = (
+    *(Shape(530, 300, 80), Shape(300, 530, 272), Shape(700, 260, 48), Shape(257, 513, 17), Shape(260, 384, 528)),
+    *(Shape(530, 8, 272), Shape(300, 7, 600), Shape(530, 40, 80), Shape(290, 33, 300), Shape(257, 16, 528)),
+    *(Shape(8, 530, 272), Shape(5, 300, 600), Shape(40, 530, 80), Shape(33, 290, 300), Shape(16, 257, 528)),
+)
+SMALL = (
+    *(Shape(1, 1, 1), Shape(1, 8, 15), Shape(3, 65, 64), Shape(17, 16, 65), Shape(129, 1, 16), Shape(63, 255, 511)),
+    *(Shape(128, 128, 256), Shape(7, 64, 2304), Shape(136, 200, 160), Shape(2, 2, 3000), Shape(33, 40, 129)),
+    *(Shape(130, 7, 1024), Shape(6, 130, 1024), Shape(8, 48, 96), Shape(200, 14, 257), Shape(1, 256, 1500)),
+)
+BATCHES = (
     *(Shape(33, 40, 80, 3, 0), Shape(130, 24, 64, 0, 2), Shape(129, 8, 272, 2, 2), Shape(1, 136, 48, 4, 4)),
+    *(Shape(7, 140, 100, 0, 3), Shape(260, 70, 33, 2, 0), Shape(5, 5, 16, 2, 3)),
 )
 
 # The shapes on which GPU MODE's NVFP4 GEMM competition tests (gpu-mode/reference-kernels, nvfp4_gemm/task.yml).
@@ -75,33 +104,66 @@ GPU_MODE = (
 )
 
 
+def scaled(shape: Shape) -> Shape:
+    """A shape of the competition with as many rows, up to 512, an eighth of the columns and of k."""
+    return Shape(min(shape.m, 512), max(shape.n // 8, 96), max(shape.k // 8, 256))
+
+
 @dataclass(frozen=True)
 class Row:
-    """One configuration, one dtype of results, one form of alpha."""
+    """One configuration, and what its products have besides operands."""
 
     config: Config
-    out_dtype: str
-    alpha: str
+    out_dtype: str = "bf16"
+    bias: str | None = None
+    activation: str | None = None
+    alpha: str = "float"
 
     @classmethod
     def of(cls, values: dict[str, object]) -> Row:
-        own = {f.name for f in fields(Config)}
-        rest = {name: value for name, value in values.items() if name not in own}
-        return cls(Config(**{name: value for name, value in values.items() if name in own}), **rest)
+        rest = {name: value for name, value in values.items() if name in PRODUCT}
+        return cls(Config(**{name: value for name, value in values.items() if name in CONFIG}), **rest)
 
     def values(self) -> dict[str, object]:
-        return {name: getattr(self.config, name, None) if name in CONFIG else getattr(self, name) for name in VALUES}
+        return {name: getattr(self.config if name in CONFIG else self, name) for name in VALUES}
 
     def __str__(self) -> str:
-        return f"{self.config}, {self.out_dtype}, alpha {self.alpha}"
+        return f"{self.config}; {self.out_dtype}, bias {self.bias}, {self.activation}, alpha {self.alpha}"
+
+    def problem(self, shape: Shape) -> Problem:
+        batches = max(shape.batch_a, shape.batch_b, 1), max(shape.batch_a, 1), max(shape.batch_b, 1)
+        if batches[1] not in (1, batches[0]) or batches[2] not in (1, batches[0]):
+            batches = 1, 1, 1  # both broadcast: matrix by matrix
+        epilogue = {"out_dtype": self.out_dtype, "bias": self.bias, "activation": self.activation}
+        return Problem(shape.m, shape.n, shape.k, *batches, **epilogue)
+
+    def does(self, shape: Shape) -> bool:
+        return supports(self.problem(shape), B200, self.config) is None
 
     def builds(self) -> bool:
         """Whether there can be such a kernel, for a problem that one tile covers."""
-        return supports(Problem(1, 1, 64, out_dtype=self.out_dtype), B200, self.config) is None
+        return self.does(Shape(1, 1, 64))
+
+    def seconds(self, shape: Shape) -> float:
+        """About what a product takes on the emulator; every CTA of a cluster computes, also beside the matrix."""
+        tiles = tile_count(self.problem(shape), self.config) * max(shape.batch_a, shape.batch_b, 1)
+        tiles //= self.problem(shape).batch
+        sums = {"gelu": 0.005, "silu": 0.001}.get(str(self.activation), 0.0006) * self.config.tile[1]
+        return tiles * (sums + 0.01 * (1 + shape.k / 256)) * (2 if self.out_dtype == "nvfp4" else 1)
+
+    def shapes(self, number: int) -> list[Shape]:
+        """One of each kind that it does in a second or so; which ones turns with the row's number."""
+        found = []
+        for pool, most in ((LARGE, 1.2), (SMALL, 0.4), (BATCHES, 0.6)):
+            fitting = sorted((shape for shape in pool if self.does(shape)), key=self.seconds)
+            quick = [shape for shape in pool if shape in fitting and self.seconds(shape) <= most] or fitting[:1]
+            found.append(quick[number % len(quick)])
+        return found if self.seconds(found[0]) < 3 else found[:1]  # wide clusters with many instructions
 
 
-CONFIG = {f.name for f in fields(Config)}
 Pair = tuple[tuple[str, object], tuple[str, object]]
+# What decides whether two values can meet, besides themselves: a kernel with them is looked for among these.
+RELAXED = {"tile": VALUES["tile"], "cluster": VALUES["cluster"], "store": VALUES["store"]}
 
 
 def pairs(row: Row) -> set[Pair]:
@@ -109,41 +171,60 @@ def pairs(row: Row) -> set[Pair]:
     return set(itertools.combinations(row.values().items(), 2))
 
 
+def completions(pair: Pair) -> Iterator[dict[str, object]]:
+    """The ways to give the other fields values that forbid least."""
+    base = {name: values[0] for name, values in VALUES.items()} | dict(pair)
+    free = {name: values for name, values in RELAXED.items() if name not in dict(pair)}
+    for chosen in itertools.product(*free.values()):
+        yield base | dict(zip(free, chosen, strict=True))
+
+
 @functools.cache
-def possible_pairs() -> set[Pair]:
-    """The pairs of values that some kernel has both of: what limits them are tile, stages and accumulators."""
-    limited = ("tile", "stages", "accumulators")
-    free = {name: values for name, values in VALUES.items() if name not in limited}
-    base = {name: values[0] for name, values in free.items()}
-    found: set[Pair] = set()
-    for chosen in itertools.product(*(VALUES[name] for name in limited)):
-        row = Row.of(base | dict(zip(limited, chosen, strict=True)))
-        if row.builds():
-            for name, value in [(name, value) for name, values in free.items() for value in values]:
-                found |= pairs(Row.of(row.values() | {name: value}))
-    for (one, ones), (other, others) in itertools.combinations(free.items(), 2):
-        found |= {((one, x), (other, y)) for x in ones for y in others}
+def possible_pairs() -> dict[Pair, dict[str, object]]:
+    """The pairs of values that some kernel has both of, each with the first such kernel that was found."""
+    found = {}
+    for (one, ones), (other, others) in itertools.combinations(VALUES.items(), 2):
+        for x, y in itertools.product(ones, others):
+            pair = (one, x), (other, y)
+            fitting = next((values for values in completions(pair) if Row.of(values).builds()), None)
+            if fitting is not None:
+                found[pair] = fitting
     return found
 
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Rows that cover every possible pair: each the best of some drawn around a pair that is still missing."""
-    draw = random.Random(0)
-    missing = sorted(possible_pairs(), key=repr)
+    """Rows that cover every possible pair: around a pair that is still missing, each field in turn takes the value that
+    brings the most new pairs while the kernel still builds."""
+    draw = random.Random(4)  # of a few seeds the one with the fewest rows
+    missing = dict.fromkeys(sorted(possible_pairs(), key=repr))
     found: list[Row] = []
     while missing:
-        best, gain = None, 0
-        while best is None:
-            for _ in range(60):
-                values = {name: draw.choice(values) for name, values in VALUES.items()} | dict(missing[0])
-                row = Row.of(values)
-                if row.builds() and (gains := len(pairs(row).intersection(missing))) > gain:
-                    best, gain = row, gains
-        found.append(best)
-        covered = pairs(best)
-        missing = [pair for pair in missing if pair not in covered]
+        pair = next(iter(missing))
+        values = dict(possible_pairs()[pair])
+        order = [name for name in VALUES if name not in dict(pair)]
+        draw.shuffle(order)
+        settled = dict(pair)
+        for name in order:
+            gains = []
+            for value in VALUES[name]:
+                if Row.of(values | {name: value}).builds():
+                    met = sum(_pair(name, value, *other) in missing for other in settled.items())
+                    gains.append((met, draw.random(), value))
+            values[name] = max(gains, key=lambda gain: gain[:2])[2]
+            settled[name] = values[name]
+        row = Row.of(values)
+        found.append(row)
+        for covered in pairs(row):
+            missing.pop(covered, None)
     return tuple(found)
+
+
+_PLACE = {name: place for place, name in enumerate(VALUES)}
+
+
+def _pair(one: str, x: object, other: str, y: object) -> Pair:
+    return ((one, x), (other, y)) if _PLACE[one] < _PLACE[other] else ((other, y), (one, x))
 
 
 @functools.lru_cache(maxsize=256)
@@ -152,8 +233,15 @@ def operands(shape: Shape, data: str) -> tuple[bs.NVFP4Tensor, bs.NVFP4Tensor, t
     seed = 7 * shape.m + 5 * shape.n + 3 * shape.k
     a = _operand(shape.m, shape.k, shape.batch_a, data, seed)
     b = _operand(shape.n, shape.k, shape.batch_b, data, seed + 1)
+    if shape.batch_a not in (0, shape.batch_b) and shape.batch_b:  # (2, 1) and (3): both broadcast
+        a = _unsqueezed(a)
     x, y = reference.values(a), reference.values(b).mT
     return a, b, x @ y, x.abs() @ y.abs()
+
+
+def _unsqueezed(t: bs.NVFP4Tensor) -> bs.NVFP4Tensor:
+    size = torch.Size((t.shape[0], 1, *t.shape[1:]))
+    return bs.NVFP4Tensor(t.codes.unsqueeze(1), t.scales.unsqueeze(1), t.global_scale, t.layout, size)
 
 
 def _operand(rows: int, k: int, batch: int, data: str, seed: int) -> bs.NVFP4Tensor:
@@ -184,31 +272,66 @@ def alpha_of(form: str, data: str) -> float | torch.Tensor | None:
     return {"none": None, "float": value, "tensor": torch.tensor(-value)}[form]
 
 
-def multiply(row: Row, shape: Shape, data: str, margin: int) -> None:
+def bias_of(dtype: str | None, n: int) -> torch.Tensor | None:
+    """Small integers, exact in every dtype."""
+    return None if dtype is None else ((torch.arange(n) * 5) % 17 - 8).to(DTYPES[dtype])
+
+
+def multiply(row: Row, shape: Shape, data: str, margin: int) -> torch.Tensor:
     """One product into a poisoned result, inside an active emulator; rows lie `margin` elements apart from each other.
+
+    Returns:
+        The bytes of the result, to be compared with those under another schedule.
 
     Raises:
         AssertionError: an element is wrong, or something beside the result was written.
     """
     a, b, product, magnitude = operands(shape, data)
-    alpha = alpha_of(row.alpha, data)
-    dtype = DTYPES[row.out_dtype]
+    alpha, bias = alpha_of(row.alpha, data), bias_of(row.bias, shape.n)
+    options = {"alpha": alpha, "bias": bias, "activation": row.activation, "config": row.config}
+    dtype = DTYPES.get(row.out_dtype, torch.float32)
     wide = torch.full((*product.shape[:-1], shape.n + margin), math.nan, dtype=dtype)
-    bs.gemm(a, b, out=wide[..., : shape.n], alpha=alpha, out_dtype=dtype, config=row.config)
-    judge(wide[..., : shape.n], product, magnitude, alpha, shape.k, exact=data == "integers")
+    y = wide[..., : shape.n]
+    bs.gemm(a, b, out=y, out_dtype=dtype, **options)
+    judge(y, product, magnitude, alpha, bias, row.activation, shape.k, exact=data == "integers")
     assert wide[..., shape.n :].isnan().all(), "elements between the rows of the result were written"
+    if row.out_dtype != "nvfp4":
+        return y.contiguous().view(torch.uint8)
+    out = bs.NVFP4Tensor.zeros(product.shape, global_scale=UNIT)
+    out.codes.fill_(0xFF)
+    out.scales.view(torch.uint8).fill_(POISON)
+    bs.gemm(a, b, out=out, **options)
+    expected = bs.quantize(y.contiguous(), global_scale=UNIT)
+    assert same_bits(out.codes, expected.codes), "codes are not those of quantising the fp32 result"
+    assert same_bits(out.scales, expected.scales), "scales are not those of quantising the fp32 result"
+    return torch.cat((out.codes.flatten(), out.scales.view(torch.uint8).flatten()))
 
 
 def judge(
-    y: torch.Tensor, product: torch.Tensor, magnitude: torch.Tensor, alpha: object, k: int, *, exact: bool
+    y: torch.Tensor,
+    product: torch.Tensor,
+    magnitude: torch.Tensor,
+    alpha: object,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    k: int,
+    *,
+    exact: bool,
 ) -> None:
-    """Raises AssertionError unless the contract is kept; `exact`: unless every bit is right."""
+    """Raises AssertionError unless the contract is kept; `exact`: unless every bit is right, where none is rounded."""
     factor = 1.0 if alpha is None else float(alpha)
-    expected = product * factor
-    if exact:
+    added = 0.0 if bias is None else bias.double()
+    expected = reference.activate(product * factor + added, activation)
+    if exact and activation in (None, "relu"):
         assert torch.equal(y, expected.to(y.dtype)), "an integer result is not exact"
         return
     info = torch.finfo(y.dtype)
     slack = reference.tensor_core_tolerance(k) * magnitude * abs(factor)
+    if bias is not None:
+        slack = slack + 2.0**-24 * (bias.double().abs() + expected.abs())
+    slack = 1.13 * slack  # the steepest an activation is
     rounding = info.eps / 2 * (expected.abs() + slack) + info.smallest_normal * info.eps / 2
     reference.check(y, expected, rounding + slack)
+
+
+assert set(CONFIG) == {*sm100.CODE_FIELDS, *sm100.CALL_FIELDS}, "every field of a configuration is swept"

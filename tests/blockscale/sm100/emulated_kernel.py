@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cutlass import Float32, Float64, Int32, Int64, Uint8, cute
+from cutlass import BFloat16, Float16, Float32, Float64, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 import ptxemu
@@ -21,6 +21,7 @@ from blockscale.reference import E2M1, E4M3
 from ptxemu.host import installed
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 1), ("random", 2), ("random", 3)]
+BIASES = {"fp16": Float16, "bf16": BFloat16, "fp32": Float32}
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32}
 NAN = 0x7F  # an E4M3 NaN
 GUARD = 512  # bytes after the output
@@ -88,6 +89,7 @@ class Call:
     offset: int = 0
     ctas: int = 2**31 - 1
     schedule: tuple[str, int] = ("lazy", 0)
+    sms: int | None = None  # multiprocessors of the device, each of which runs one CTA; None for as many as there are
 
     @property
     def alpha(self) -> float:
@@ -102,45 +104,79 @@ class Result:
 
 
 @functools.cache
-def compiled(tile_n: int, out_dtype: str = "bf16", options: str = "", **config: Any) -> Any:
+def compiled(tile_n: int, out_dtype: str = "bf16", options: str = "", rows: int = 128, **config: Any) -> Any:
     """The kernel's host function, to be called inside `ptxemu.host.installed`."""
-    return compile_kernel(Sm100Gemm((128, tile_n), out_dtype=out_dtype, **config), options)
+    return compile_kernel(Sm100Gemm((rows, tile_n), out_dtype=out_dtype, **config), options)
 
 
 def compile_kernel(kernel: Sm100Gemm, options: str = "") -> Any:
-    def pointer(dtype: Any, align: int) -> Any:
-        return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
+    def pointer(dtype: Any, align: int | None = None) -> Any:
+        return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align or dtype.width // 8)
 
     codes = (pointer(Uint8, 16),) * 4
-    out = pointer(kernel.out_dtype, kernel.out_dtype.width // 8)
-    units = (pointer(Float32, 4),) * 3
+    units = (pointer(Float32),) * 3
+    beside = pointer(BIASES[kernel.epilogue.bias or "fp32"]), pointer(Uint8, 16), pointer(Float32)
     sizes = (Int32(0),) * 3, Int64(0), (Int32(0),) * 4
-    arguments = (*codes, out, *units, Float64(0), *sizes[0], sizes[1], *sizes[2], make_fake_stream())
+    pointers = (*codes, pointer(kernel.epilogue.dtype), *units, *beside)
+    arguments = (*pointers, Float64(0), *sizes[0], sizes[1], *sizes[2], make_fake_stream())
     with installed(ptxemu.Device("sm_100a"), []):
         return cute.compile(kernel, *arguments, options=f"--gpu-arch sm_100a --enable-tvm-ffi {options}")
 
 
-def run(function: Any, a: Operand, b: Operand, call: Call = Call(), out_dtype: str = "bf16") -> Result:
+def run(
+    function: Any, a: Operand, b: Operand, call: Call = Call(), out_dtype: str = "bf16", bias: np.ndarray | None = None
+) -> Result:
     dtype = np.dtype(DTYPES[out_dtype])
     batch = max(len(a.codes), len(b.codes))
     ld = b.rows if call.ld is None else call.ld
     used = batch * a.rows * ld * dtype.itemsize
     start = call.offset * dtype.itemsize
     out = aligned(start + used + GUARD, 0xFF)
-    units = _stored(np.array(call.units, np.float32))
-    memory = [*a.memory(), *b.memory(), out, units]
-    at = [array.ctypes.data for array in memory]
-    schedule, seed = call.schedule
-    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks="strict")  # a finding is an error
-    with installed(device, memory) as emulator:
-        emulator.call(
-            function, at[0], at[2], at[1], at[3], at[4] + start, at[5], at[5] + 4, at[5] + 8, call.factor,
-            a.rows, b.rows, a.codes.shape[2], ld, batch, len(a.codes), len(b.codes), call.ctas, 0,
-        )  # fmt: skip
+    report = launch(function, a, b, call, out, start, ld, bias)
     rows = out[start : start + used].view(dtype).reshape(batch, a.rows, ld)
     gaps = np.ascontiguousarray(rows[:, :, b.rows :]).reshape(-1).view(np.uint8)
     around = np.concatenate((out[:start], gaps, out[start + used :]))
-    return Result(rows[:, :, : b.rows], around, emulator.reports[0])
+    return Result(rows[:, :, : b.rows], around, report)
+
+
+def run_nvfp4(
+    function: Any, a: Operand, b: Operand, unit: float, call: Call = Call(), bias: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(codes, scales, bytes that had to stay 0xFF) as stored, of an output with global scale `unit`."""
+    batch, pitch = max(len(a.codes), len(b.codes)), -(-b.rows // 64) * 32
+    out = aligned(batch * a.rows * pitch + GUARD, 0xFF)
+    scales = aligned(batch * -(-a.rows // 128) * 128 * (pitch // 8) + GUARD, 0xFF)
+    launch(function, a, b, call, out, 0, pitch, bias, scales, unit)
+    around = np.concatenate((out[-GUARD:], scales[-GUARD:]))
+    return out[:-GUARD].reshape(batch, a.rows, pitch), scales[:-GUARD].reshape(batch, -1, pitch // 8), around
+
+
+def launch(
+    function: Any,
+    a: Operand,
+    b: Operand,
+    call: Call,
+    out: np.ndarray,
+    start: int,
+    ld: int,
+    bias: np.ndarray | None = None,
+    scales: np.ndarray | None = None,
+    unit: float = 1.0,
+) -> Any:
+    """The report. The output begins `start` bytes into `out`."""
+    memory = [*a.memory(), *b.memory(), out, _stored(np.array([*call.units, unit], np.float32))]
+    memory += [_stored(np.zeros(1, np.float32) if bias is None else bias), aligned(16) if scales is None else scales]
+    at = [array.ctypes.data for array in memory]
+    schedule, seed = call.schedule
+    options = {} if call.sms is None else {"sms": call.sms}
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks="strict", **options)  # findings are errors
+    with installed(device, memory) as emulator:
+        emulator.call(
+            function, at[0], at[2], at[1], at[3], at[4] + start, at[5], at[5] + 4, at[5] + 8, at[6], at[7], at[5] + 12,
+            call.factor, a.rows, b.rows, a.codes.shape[2], ld, max(len(a.codes), len(b.codes)), len(a.codes),
+            len(b.codes), call.ctas, 0,
+        )  # fmt: skip
+    return emulator.reports[0]
 
 
 def mistakes(result: Result, a: Operand, b: Operand, call: Call, k: int) -> str | None:

@@ -13,7 +13,8 @@ from cutlass.experimental import primitives as ptx
 from emulated_kernel import SCHEDULES, Call, compile_kernel, compiled, integers, mistakes, operand, run
 
 import ptxemu
-from blockscale.kernels.parts import tensorcore
+from blockscale.kernels.parts import storage, tensorcore
+from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.ring import Ring
 from blockscale.kernels.sm100 import Sm100Gemm
 
@@ -184,24 +185,26 @@ def test_mistakes_of_layout_would_be_seen(mistake):
     assert "are wrong" in mistakes(result, a, b, Call(), 100)
 
 
-class WrongCount(Sm100Gemm):
-    def rings(self, smem):
-        ab, acc = super().rings(smem)
-        return ab, Ring("acc", acc.full, acc.empty, acc.slots, fills=1, empties=128)
+def wrong_count(g, smem, cluster):
+    return Ring("acc", smem.acc_full.data_ptr(), smem.acc_empty.data_ptr(), g.accumulator_slots, fills=1, empties=128)
 
 
-class WrongBytes(Sm100Gemm):
-    def rings(self, smem):
-        ab, acc = super().rings(smem)
-        return Ring("ab", ab.full, ab.empty, ab.slots, fills=1, empties=1, copied=16384), acc
+def wrong_bytes(g, smem, cluster):
+    barriers = smem.ab_full.data_ptr(), smem.ab_empty.data_ptr()
+    return Ring("ab", *barriers, g.slots, fills=1, empties=1, copied=16384)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "message"), [(WrongCount, "ring acc: .*'empties': 128.*'empties': 4"), (WrongBytes, "ring ab: .*16384")]
+    ("name", "ring", "message"),
+    [
+        ("sum_ring", wrong_count, "ring acc: .*'empties': 128.*'empties': 4"),
+        ("operand_ring", wrong_bytes, "ring ab: .*16384"),
+    ],
 )
-def test_counts_that_do_not_add_up_are_not_compiled(kernel, message):
+def test_counts_that_do_not_add_up_are_not_compiled(name, ring, message, monkeypatch):
+    monkeypatch.setattr(storage, name, ring)
     with pytest.raises(AssertionError, match=message):
-        compile_kernel(kernel((128, 32)))
+        compile_kernel(Sm100Gemm((128, 32)))
 
 
 def without_fences(monkeypatch):
@@ -210,27 +213,59 @@ def without_fences(monkeypatch):
 
 def scales_in_one_place(monkeypatch):
     columns = tensorcore.TensorCore.scale_columns
-    monkeypatch.setattr(tensorcore.TensorCore, "scale_columns", lambda self, slot: columns(self, slot * 0))
+    monkeypatch.setattr(tensorcore.TensorCore, "scale_columns", lambda self, scales: columns(self, scales * 0))
 
 
 def freed_while_in_use(monkeypatch):
-    monkeypatch.setattr(Ring, "drain", lambda self, slot: None)
+    monkeypatch.setattr(Sm100Gemm, "finish", free_at_once)
+
+
+@cute.jit
+def free_at_once(self, c):
+    if c.warp == 4:
+        tensorcore.free(c.tmem, self.geometry.tmem_allocation, 1)
+
+
+def slots_filled_for_itself_alone(monkeypatch):
+    monkeypatch.setattr(Cluster, "receivers", 1)
+
+
+def sums_given_up_to_itself(monkeypatch):
+    monkeypatch.setattr(Cluster, "leader_rank", property(lambda self: self.x))
+
+
+def sets_of_scales_not_waited_for(monkeypatch):
+    behind = Ring.behind
+    monkeypatch.setattr(Ring, "behind", lambda self, slots: behind(self, self.slots))
+
+
+def answers_without_a_fence(monkeypatch):
+    monkeypatch.setattr(cute.arch, "fence_view_async_shared", lambda: None)
+
+
+PLAIN, PAIR = {}, {"rows": 256}
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "message"),
+    ("fault", "config", "error", "message"),
     [
-        (without_fences, ptxemu.FindingError, "missing tcgen05.fence"),
-        (scales_in_one_place, ptxemu.FindingError, "race"),
-        (freed_while_in_use, ptxemu.Error, "not allocated|freed|deallocat"),
+        (without_fences, PLAIN, ptxemu.FindingError, "missing tcgen05.fence"),
+        (scales_in_one_place, PLAIN, ptxemu.FindingError, "race"),
+        (freed_while_in_use, PLAIN, ptxemu.Error, "not allocated|freed|deallocat"),
+        (slots_filled_for_itself_alone, {"rows": 128, "cluster": (2, 2)}, ptxemu.Error, "race|arriv"),
+        (sums_given_up_to_itself, PAIR, ptxemu.Deadlock, "mbarrier"),
+        (sets_of_scales_not_waited_for, {"accumulators": 2, "tile_n": 256}, ptxemu.FindingError, "race"),
+        (answers_without_a_fence, {"schedule": "clc"}, ptxemu.FindingError, "proxy"),
     ],
 )
-def test_faults_of_protocol_would_be_seen(fault, error, message, monkeypatch):
-    """Three tiles for one CTA and more k tiles than stages: the numbers may come out right all the same."""
+def test_faults_of_protocol_would_be_seen(fault, config, error, message, monkeypatch):
+    """Several tiles for one CTA, pair or cluster and more k tiles than stages: the numbers may come out right."""
     fault(monkeypatch)
-    function = compile_kernel(Sm100Gemm((128, 32)))
+    rest = {name: value for name, value in config.items() if name not in ("rows", "tile_n")}
+    function = compile_kernel(Sm100Gemm((config.get("rows", 128), config.get("tile_n", 32)), **rest))
+    columns = 140 if "tile_n" not in config else 500
     with pytest.raises(error, match=message):
-        run(function, operand(5, 3000), operand(70, 3000, seed=2), Call(ctas=1))
+        run(function, operand(130, 2600), operand(columns, 2600, seed=2), Call(ctas=1, sms=4 if config else None))
 
 
 @pytest.mark.parametrize("n", [8, 64, 128, 192, 256])
@@ -241,7 +276,8 @@ def test_no_stack_and_no_spills(n, capfd):
 
 def load_without_wait(address, columns):
     values = ptx.tcgen05_ld("32x32b", tensorcore.tmem(address), num=columns)
-    return cute.TensorSSA(values, columns, Float32)
+    loaded = cute.TensorSSA(values, columns, Float32)
+    return [loaded[i] for i in range(columns)]
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -1,78 +1,210 @@
-"""From fp32 sums to the output: alpha, the cast, and the store."""
+"""The epilogue's role: sums from tensor memory to act(alpha x sum + bias) in global memory, in the output's type."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
-from cutlass import Boolean, Float32, Float64, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync
 
-INFINITE = 0x7F800000  # as fp32
-VECTOR_BYTES = 16  # of a store, where the output allows it
+from blockscale.kernels.parts import staging, store, tensorcore
+from blockscale.kernels.parts.activation import ACTIVATIONS
+from blockscale.kernels.parts.arithmetic import Bias, scaled
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K
+from blockscale.kernels.parts.staging import ROWS, WARPS
+from blockscale.kernels.parts.store import Boxes, Direct, Output, Quantised, Staged, Swapped, Words
+
+DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32, "nvfp4": cutlass.Uint8}
 
 
-@dataclass(frozen=True)
-class Alpha:
-    """What sums are multiplied by, before the cast: fp32 numbers in global memory and an fp64 one by value."""
+class Epilogue:
+    """The epilogue of one configuration.
 
-    pointers: tuple[cute.Pointer, ...]
-    value: Float64
+    Args:
+        tile_n: columns of a tile. overlap: columns that two accumulators share.
+        out_dtype: "fp16", "bf16", "fp32" or "nvfp4".
+        store: "direct": a thread stores vectors of its row. "tma": rows go to swizzled shared memory, and TMA stores
+            boxes of them. "tma_rows": the same without the swizzle, and 8 bytes at a time.
+        read: the most columns that a thread reads before it waits for them.
+        release: "late": an accumulator is free once it is stored. "early": once it is read; results are held in
+            registers until then, as far as these go.
+        store_slots: boxes of a warp in shared memory, 1 or 2.
+        l2_out: None, "evict_first" or "evict_last": what L2 is told of the output.
+        swap: the kernel's rows are the output's columns.
+        bias: whether there is one. activation: None, "relu", "gelu" or "silu".
+    """
 
-    def load(self) -> tuple[Float32, Float32]:
-        """(x, power): the product is x * power, and power is a power of two near its square root.
+    def __init__(
+        self, tile_n, out_dtype, *, store="direct", read=32, release="late", store_slots=2, l2_out=None, swap=False,
+        bias=False, activation=None, overlap=0,
+    ):  # fmt: skip
+        self.tile_n, self.out_dtype, self.overlap = tile_n, out_dtype, overlap
+        self.dtype, self.bits = DTYPES[out_dtype], staging.BITS[out_dtype]
+        self.columns = staging.fragment(tile_n, read, out_dtype)
+        self.width = staging.box_bytes(self.columns, out_dtype)
+        self.staged, self.swizzled = store != "direct", store == "tma"
+        self.early, self.slots, self.l2, self.swap = release == "early", store_slots, l2_out, swap
+        self.bias, self.activation = bias, activation
 
-        Global scales may be as small as 2^-126: their product, or a sum times one of them, can leave the range of
-        fp32 where the result does not. sum * x * power stays within it, and rounds once more than sum * product
-        only if that product is no fp32. A product beyond 2^255 makes every sum but zero infinite: x is then the largest
-        fp32, since an infinite one would make NaN of a sum of zero.
+    def output(self, pointer: cute.Pointer, m: Int32, n: Int32, ld: Int64) -> Output:
+        """(batch, m, n) at `pointer`, rows `ld` elements apart; NVFP4: its codes, rows `ld` bytes apart."""
+        return Output(pointer, self.dtype, m, n, ld, self.l2)
+
+    def map(self, output: Output, batch: Int32) -> cpasync.TmaInfo | None:
+        """The tensor map of the output, made by the host; None where TMA does not store it."""
+        return store.output_map(output, batch, self.width, self.swizzled) if self.staged else None
+
+    def fragments(self) -> tuple[int, int, int]:
+        """How many of a tile are (stored as they are read, then held, stored as they are read after the release).
+
+        Of two accumulators that overlap the shared columns come first, and the release with the last of them.
         """
-        product = self.value
-        for pointer in self.pointers:
-            product = product * Float64(pointer.load())
-        exponent = Int32(product.bitcast(Int64) >> 52 & 0x7FF) - 1023
-        half = cutlass.max(cutlass.min(exponent >> 1, Int32(127)), Int32(-126))
-        inverse = (Int64(1023 - half) << 52).bitcast(Float64)
-        x = Float32(product * inverse).bitcast(Int32)
-        beyond = (exponent < 1024) & ((x & 0x7FFFFFFF) == INFINITE)
-        x = x - Int32(beyond)  # the largest fp32 of its sign
-        return x.bitcast(Float32), (half + 127 << 23).bitcast(Float32)
+        all_of_them = self.tile_n // self.columns
+        first = -(-self.overlap // self.columns) if self.overlap else all_of_them
+        held = min(first, staging.most_held(self.activation) // self.columns) if self.early else 0
+        return first - held, held, all_of_them - first
 
-
-@dataclass(frozen=True)
-class Output:
-    """(batch, m, n) of a dtype at `pointer`, rows `ld` elements apart; nothing is written beyond m or n."""
-
-    pointer: cute.Pointer
-    dtype: type[cutlass.Numeric]
-    m: Int32
-    n: Int32
-    ld: Int64
-
-    def aligned(self) -> Boolean:
-        """Whether every row begins at an address that a vector may be stored to."""
-        return (self.pointer.toint() | self.ld * (self.dtype.width // 8)) % VECTOR_BYTES == 0
-
-    def row(self, matrix: Int32, row: Int32) -> cute.Pointer:
-        return self.pointer + (Int64(matrix) * self.m + row) * self.ld
+    def column(self, index: Int32, turn: Int32) -> Int32:
+        """The first column of the `index`-th fragment: the last ones of accumulator 0 are the first ones of 1."""
+        if not self.overlap:
+            return index * self.columns
+        return cutlass.select_(turn == 0, self.tile_n - self.columns - index * self.columns, index * self.columns)
 
     @cute.jit
-    def store(self, values, row, column, target, aligned):
-        """Casts consecutive elements of a row of one matrix and stores those that lie within m and n.
+    def run(self, c, warps):
+        """Tile after tile; a thread has a row of it, and takes `columns` at a time.
 
-        They go as vectors where rows are aligned and all of them are within n, otherwise one by one.
-
-        Args:
-            values: fp32, 8, 16 or 32 of them: a multiple of 16 bytes in every dtype.
-            row, column: where in the matrix the first one belongs. target: its address.
-            aligned: what `aligned()` says; a multiple of 8 columns on from the start of a row keeps the alignment.
+        c.memory has alpha (`Alpha`), output (`Output`), map (its tensor map or None), bias, (n,), and for NVFP4 scales,
+        atoms of (round_up(m, 128), round_up(n, 64) / 16) a matrix, and unit, the global scale.
         """
-        count = cute.size(values.shape)
-        left = self.n - column
-        result = values.to(self.dtype)
-        elements = [result[i] for i in range(count)]
-        if row < self.m:
-            if aligned & (count <= left):
-                vectors = cute.make_ptr(self.dtype, target.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
-                cute.make_tensor(vectors, cute.make_layout(count)).store(result)
-            else:
-                for i in cutlass.range_constexpr(count):
-                    if i < left:
-                        (target + i).store(elements[i])
+        acc, tiles = c.acc, c.tiles
+        streamed, held, rest = self.fragments()
+        way = Way.of(self, c)
+        lanes = c.warp * ROWS
+        sums, slot = acc.consumer(), Int32(0)
+        work = tiles.first(len(warps))
+        while work.valid:
+            tile_row, tile_column, matrix = tiles.at(work)
+            tile = way.tile(tile_row, tile_column, matrix)
+            acc.wait_full(sums)
+            tensorcore.after_sync()
+            address, turn = c.accumulator(sums) + (lanes << 16), c.turn(sums)
+            for i in cutlass.range(streamed, unroll=1):
+                slot = tile.through(address, self.column(i, turn), slot)
+            kept = []
+            for i in cutlass.range_constexpr(held):
+                values = tile.read(address, self.column(streamed + i, turn))
+                if cutlass.const_expr(i == held - 1):
+                    self.release(acc, sums, warps)
+                kept.append(tile.finish(values, self.column(streamed + i, turn)))
+            if cutlass.const_expr(held == 0):
+                self.release(acc, sums, warps)
+            for i in cutlass.range_constexpr(held):
+                slot = tile.store(kept[i], self.column(streamed + i, turn), slot)
+            for i in cutlass.range(rest, unroll=1):
+                slot = tile.through(address, self.column(streamed + held + i, turn), slot)
+            tile.pad()
+            sums = sums.next()
+            work = tiles.after(work)
+        if cutlass.const_expr(self.staged):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # TMA reads shared memory, which ends with the CTA
+
+    def release(self, acc, sums, warps):
+        """The accumulator, once this warp has read it, or what another one shares of it."""
+        tensorcore.before_sync()
+        acc.arrive_empty(sums, warps)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where results go, and what is done to them before: what is the same for all tiles of a warp."""
+
+    epilogue: Epilogue
+    warp: Int32
+    output: Output
+    bias: Bias | None
+    scales: cute.Pointer
+    unit: Float32 | None
+    boxes: Boxes | None
+    alpha: tuple[Float32, Float32]
+    wide: Boolean
+    narrow: Boolean
+
+    @staticmethod
+    def of(e: Epilogue, c: Any) -> "Way":
+        memory = c.memory.after_grids_before()
+        output = memory.output
+        boxes = None
+        if e.staged:
+            layout = store.box_layout(e.dtype, e.width, e.swizzled, WARPS * e.slots)
+            smem = c.smem.out.get_tensor(layout.outer, swizzle=layout.inner, dtype=e.dtype)
+            boxes = Boxes(smem, memory.map, e.width, e.slots, e.swizzled)
+        return Way(
+            e,
+            c.warp,
+            output,
+            Bias(memory.bias, output.n) if e.bias else None,
+            memory.scales,
+            memory.unit.load() if e.out_dtype == "nvfp4" else None,
+            boxes,
+            memory.alpha.load(),
+            *(output.aligned(nbytes) for nbytes in store.VECTORS),
+        )
+
+    def tile(self, tile_row: Int32, tile_column: Int32, matrix: Int32) -> "Tile":
+        e, output, bias = self.epilogue, self.output, self.bias
+        warp_row, column = tile_row * CTA_ROWS + self.warp * ROWS, tile_column * e.tile_n
+        row = warp_row + cute.arch.lane_idx()
+        if e.swap:
+            target = Swapped(output, column, row, output.address(matrix, column, row))
+            return Tile(self, target, column, bias.column(row) if bias else None)
+        if e.out_dtype == "nvfp4":
+            return Tile(self, self.quantised(tile_row, row, column, matrix), column, bias)
+        target = Direct(output, row, column, output.address(matrix, row, column), self.wide, self.narrow)
+        if e.staged:
+            target = Staged(target, self.boxes, matrix, warp_row)
+        return Tile(self, target, column, bias)
+
+    def quantised(self, tile_row: Int32, row: Int32, column: Int32, matrix: Int32) -> Quantised:
+        m, n = self.output.m, self.output.n
+        codes = self.output.address(matrix, row, column // 2)
+        atoms = Int64(matrix) * cute.ceil_div(m, ATOM_ROWS) + tile_row
+        in_atom = row % 32 * 16 + row % ATOM_ROWS // 32 * 4
+        scales = self.scales.toint() + atoms * cute.ceil_div(n, STEP_K) * ATOM_BYTES + in_atom
+        return Quantised(codes, scales, row < m, tile_row * ATOM_ROWS < m, column, n, self.unit, self.wide)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A warp's part of one tile on its way out. bias: of the columns, of this thread's row, or None."""
+
+    way: Way
+    target: Direct | Swapped | Staged | Quantised
+    column: Int32
+    bias: Bias | Float32 | None
+
+    def read(self, address: Int32, column: Int32) -> tuple[list[Float32], list[Float32] | None]:
+        """Sums from `column` on, and the bias of each."""
+        columns = self.way.epilogue.columns
+        bias = self.bias
+        if isinstance(bias, Bias):
+            bias = bias.columns(self.column + column, columns)  # on its way while tensor memory is read
+        elif bias is not None:
+            bias = [bias] * columns
+        return tensorcore.load(address + column, columns), bias
+
+    def finish(self, read: tuple[list[Float32], list[Float32] | None], column: Int32) -> Words:
+        sums, bias = read
+        activation = ACTIVATIONS[self.way.epilogue.activation]
+        return self.target.pack([activation(y) for y in scaled(sums, self.way.alpha, bias)], column)
+
+    def store(self, words: Words, column: Int32, slot: Int32) -> Int32:
+        return self.target.store(words, column, slot)
+
+    def through(self, address: Int32, column: Int32, slot: Int32) -> Int32:
+        return self.store(self.finish(self.read(address, column), column), column, slot)
+
+    def pad(self) -> None:
+        e = self.way.epilogue
+        if e.out_dtype == "nvfp4" and e.tile_n % 64:
+            self.target.pad(e.tile_n)

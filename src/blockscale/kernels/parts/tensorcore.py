@@ -6,14 +6,15 @@ from typing import Any
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.experimental import primitives as ptx
 
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, STEP_K, STEPS, TILE_M, Geometry
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, STEP_K, STEPS, Geometry
+from blockscale.kernels.parts.ring import GROUPS
 
 UNIT = 16  # bytes: matrix descriptors count in these
 STEP_UNITS = STEP_K // 2 // UNIT  # from one step of k to the next in a row of codes
 ATOM_UNITS = ATOM_BYTES // UNIT
+LOAD_COLUMNS = 32  # of a load: several are under way before the wait
 LANES = 32  # of tensor memory that a warp may load: as many as it has threads
 
-ONE_CTA = ptx.CTAGroup.CTA_1
 E2M1 = 1
 SWIZZLE_128B = 2
 
@@ -55,8 +56,7 @@ class TensorCore:
     b: Any
     sfa: Any
     sfb: Any
-    sums: Int32  # the first column of the accumulators
-    scales: Int32  # the first column of the scales
+    tmem: Int32  # the first column of the accumulators; those of the scales follow
 
     @staticmethod
     def of(geometry: Geometry, smem: Any, tmem: Int32) -> "TensorCore":
@@ -68,33 +68,40 @@ class TensorCore:
             scale_descriptor(smem.sfa.data_ptr()),
             scale_descriptor(smem.sfb.data_ptr()),
             tmem,
-            tmem + geometry.accumulators * geometry.tile_n,
         )
 
-    def scale_columns(self, slot: Int32) -> tuple[Int32, Int32]:
-        """Where a slot's scales of a and of b are in tensor memory, step by step."""
-        columns = self.scales + slot * self.geometry.scale_columns
+    def scale_columns(self, scales: Int32) -> tuple[Int32, Int32]:
+        """Where a set of scales of a and of b is in tensor memory, step by step."""
+        columns = self.tmem + self.geometry.accumulator_columns + scales * self.geometry.scale_columns
         return columns, columns + self.geometry.sfa_columns
 
-    def copy_scales(self, slot: Int32) -> None:
-        """A copy an atom: to four columns, once into each of the four groups of 32 lanes. `multiply` need not wait."""
+    def copy_scales(self, slot: Int32, scales: Int32) -> None:
+        """The slot's scales to the columns of set `scales`. `multiply` need not wait.
+
+        A copy an atom: to four columns, once into each of the four groups of 32 lanes.
+        """
         g = self.geometry
-        columns_a, columns_b = self.scale_columns(slot)
+        columns_a, columns_b = self.scale_columns(scales)
         sfa, sfb = self.sfa + slot * (g.sfa_bytes // UNIT), self.sfb + slot * (g.sfb_bytes // UNIT)
+        steps = STEPS // g.sfb_boxes  # of a box, in which each atom of rows has its steps one after the other
         with cute.arch.elect_one():
             for step in range(STEPS):
-                _copy_atom(columns_a + step * ATOM_COLUMNS, sfa + step * ATOM_UNITS)
+                self._copy_atom(columns_a + step * ATOM_COLUMNS, sfa + step * ATOM_UNITS)
                 for atom in range(g.atoms_n):
-                    source = sfb + (atom * STEPS + step) * ATOM_UNITS
-                    _copy_atom(columns_b + (step * g.atoms_n + atom) * ATOM_COLUMNS, source)
+                    box = step // steps
+                    source = sfb + ((box * g.atoms_n + atom) * steps + step % steps) * ATOM_UNITS
+                    self._copy_atom(columns_b + (step * g.atoms_n + atom) * ATOM_COLUMNS, source)
 
-    def multiply(self, slot: Int32, sums: Int32, tile: Int32, accumulate: Boolean) -> None:
-        """accumulator `sums` (+)= (a x scales) @ (b x scales)^T of the slot, for the `tile`-th tile of b.
+    def _copy_atom(self, column: Int32, descriptor: Any) -> None:
+        ptx.tcgen05_cp("shape_32x128b", tmem(column), descriptor, group=GROUPS[self.geometry.ctas], multicast="warpx4")
+
+    def multiply(self, slot: Int32, scales: Int32, sums: Int32, tile: Int32, accumulate: Boolean) -> None:
+        """The accumulator of number `sums` (+)= (a x scales) @ (b x scales)^T of the slot, for the `tile`-th tile of b.
 
         Runs after `copy_scales` of the same slot by the order of issue; see the class.
         """
         g = self.geometry
-        columns_a, columns_b = self.scale_columns(slot)
+        columns_a, columns_b = self.scale_columns(scales)
         a, b = self.a + slot * (g.a_bytes // UNIT), self.b + slot * (g.b_bytes // UNIT)
         if g.tile_n % 32 == 0:  # otherwise there is only one tile, which begins with an atom
             columns_b += tile * g.tile_n % ATOM_ROWS // 32
@@ -102,11 +109,11 @@ class TensorCore:
             for step in range(STEPS):
                 ptx.tcgen05_mma_block_scale(
                     "mxf4nvf4",
-                    ONE_CTA,
-                    tmem(self.sums + sums * g.tile_n),
+                    GROUPS[g.ctas],
+                    tmem(self.tmem + sums * g.accumulator_stride),
                     a + step * STEP_UNITS,
                     b + step * STEP_UNITS,
-                    instruction_descriptor(TILE_M, g.tile_n),
+                    instruction_descriptor(*g.tile),
                     accumulate if step == 0 else True,
                     tmem(columns_a + step * ATOM_COLUMNS),
                     tmem(columns_b + step * g.atoms_n * ATOM_COLUMNS),
@@ -114,25 +121,20 @@ class TensorCore:
                 )
 
 
-def _copy_atom(column: Int32, descriptor: Any) -> None:
-    ptx.tcgen05_cp("shape_32x128b", tmem(column), descriptor, group=ONE_CTA, multicast="warpx4")
+def load(address: Int32, columns: int) -> list[Float32]:
+    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The loads are over on return.
 
-
-def load(address: Int32, columns: int) -> cute.TensorSSA:
-    """A warp's lanes of fp32 columns: thread i gets lane i of those at `address`. The load is over on return.
-
-    Load and wait are one statement: between two, the compiler would put moves of registers that are still to come.
+    Loads and wait are one statement: between two, the compiler would put moves of registers that are still to come.
     """
-    registers = ", ".join(f"{{$w{i}}}" for i in range(columns))
-    values = cute.arch.inline_ptx(
-        f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{{registers}}}, [{{$r0}}];\ntcgen05.wait::ld.sync.aligned;",
-        write_only_types=[Float32] * columns,
-        read_only_args=[address],
+    text, first = "", 0
+    while first < columns:
+        count = min(1 << (columns - first).bit_length() - 1, LOAD_COLUMNS)
+        registers = ", ".join(f"{{$w{first + i}}}" for i in range(count))
+        text += f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{registers}}}, [{{$r0}} + {first}];\n"
+        first += count
+    return cute.arch.inline_ptx(
+        text + "tcgen05.wait::ld.sync.aligned;", write_only_types=[Float32] * columns, read_only_args=[address]
     )
-    rAcc = cute.make_rmem_tensor(columns, Float32)
-    for i, value in enumerate(values):
-        rAcc[i] = value
-    return rAcc.load()
 
 
 def before_sync() -> None:
@@ -145,12 +147,15 @@ def after_sync() -> None:
     ptx.tcgen05_fence("after_thread_sync")
 
 
-def allocate(address: cute.Pointer, columns: int) -> None:
-    """By a whole warp, once: the address of the columns goes to shared memory; other CTAs may allocate after that."""
-    ptx.tcgen05_alloc(address, columns, group=ONE_CTA)
-    ptx.tcgen05_relinquish_alloc_permit(group=ONE_CTA)
+def allocate(address: cute.Pointer, columns: int, ctas: int) -> None:
+    """By a whole warp, once: the address of the columns goes to shared memory; other CTAs may allocate after that.
+
+    With a pair of `ctas` by the same warp of both, which get the same columns.
+    """
+    ptx.tcgen05_alloc(address, columns, group=GROUPS[ctas])
+    ptx.tcgen05_relinquish_alloc_permit(group=GROUPS[ctas])
 
 
-def free(address: Int32, columns: int) -> None:
-    """By the warp that allocated."""
-    ptx.tcgen05_dealloc(tmem(address), columns, group=ONE_CTA)
+def free(address: Int32, columns: int, ctas: int) -> None:
+    """By the warps that allocated."""
+    ptx.tcgen05_dealloc(tmem(address), columns, group=GROUPS[ctas])

@@ -1,0 +1,117 @@
+"""What the sm_90a kernels can be built as, and what they then can do."""
+
+from __future__ import annotations
+
+from blockscale.config import Config, Reason
+from blockscale.formats.fragment import DEPTH, ROWS
+from blockscale.kernels.parts import hopper_memory
+from blockscale.problem import NVFP4, Problem, Target
+
+CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
+CALL_FIELDS: tuple[str, ...] = ()
+
+TOKENS = {False: (1, 2, 4, 8, 16), True: tuple(range(8, 65, 8))}  # rows of a that a CTA can take, by `wgmma`
+GROUP = 4  # warps of a warpgroup
+MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetches
+STAGES = range(1, 9)
+BUFFERS = range(1, 17)
+SPLITS = (1, 2)
+MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
+# What tensor cores lose of a sum of positive numbers over 1,024 k of a part of k, in units of 2^-20: so many parts or
+# more, the loss (benchmarks/records/hopper-errors.json). The contract allows 4 and 1 more for each 1,024 k, so that k
+# has to be cut into parts whose sums are added in fp32.
+LOSS = ((4, 4.75), (2, 5.2), (1, 5.6))
+
+
+def unsupported(problem: Problem, target: Target) -> Reason | None:
+    """Why no configuration does `problem`, or None."""
+    if problem.a not in ("fp16", "bf16"):
+        return Reason("a", f"{problem.a}: the {target.backend} kernels multiply fp16 or bf16 by NVFP4 alone")
+    if problem.out_dtype == NVFP4:
+        return Reason("out", f"an NVFP4Tensor: the {target.backend} kernels quantise no result")
+    if problem.batch_b > 1 or (problem.batch > 1 and problem.batch_a == 1):
+        return Reason("b", f"{problem.batch_b} matrices: the {target.backend} kernels multiply by one")
+    return None
+
+
+def unbuildable(config: Config, target: Target) -> Reason | None:
+    """Why there can be no such kernel, for any problem, or None."""
+    tokens, rows = config.tile
+    unit = GROUP * ROWS if config.wgmma else ROWS
+    allowed = TOKENS[config.wgmma]
+    if tokens not in allowed:
+        return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, allowed))}")
+    if rows < unit or rows % unit:
+        return Reason("config.tile", f"{rows} columns, expected a multiple of {unit}")
+    most = MOST_WARPS[config.wgmma]
+    if config.k_warps < 1 or warps(config) > most:
+        return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {most} in a CTA")
+    for name, values in (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS)):
+        if getattr(config, name) not in values:
+            expected = ", ".join(map(str, values))
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {expected}")
+    if config.ahead and not config.pdl:
+        return Reason("config.ahead", "True, expected False without pdl")
+    reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
+    if reason is not None:
+        return reason
+    needed = smem(config)
+    if needed > target.smem:
+        return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
+    return None
+
+
+def _unbuildable_warp(config: Config) -> Reason | None:
+    assert config.stages is not None
+    turn = DEPTH * config.k_warps * config.stages
+    if config.chunk is None or config.chunk < 1 or config.chunk % turn:
+        return Reason("config.chunk", f"{config.chunk}, expected a multiple of {DEPTH} x k_warps x stages = {turn}")
+    if config.split != 1:
+        return Reason("config.split", f"{config.split}, expected 1 without wgmma")
+    return None
+
+
+def _unbuildable_group(config: Config) -> Reason | None:
+    assert config.buffers is not None
+    if config.chunk is not None:
+        return Reason("config.chunk", f"{config.chunk}, expected None with wgmma: a chunk is a unit of {DEPTH}")
+    if config.buffers % config.k_warps or config.buffers < 2 * config.k_warps:  # a slot is given back one turn late
+        expected = f"a multiple of k_warps = {config.k_warps}, at least twice that"
+        return Reason("config.buffers", f"{config.buffers}, expected {expected}")
+    return None
+
+
+def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
+    """Why there is no such kernel, or why it does not do `problem`; None where it does."""
+    reason = unbuildable(config, target)
+    if reason is not None:
+        return reason
+    tiles = -(-problem.m * problem.batch // config.tile[0])
+    if tiles > MOST_TOKEN_TILES:
+        return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
+    parts = config.k_warps * config.split
+    if loss(parts) * problem.k > parts * (4096 + problem.k):
+        return Reason("config.k_warps", f"{parts} parts of k = {problem.k} with split: too few for the result contract")
+    return None
+
+
+def loss(parts: int) -> float:
+    """Of `LOSS`, with k in so many parts."""
+    return next(loss for least, loss in LOSS if parts >= least)
+
+
+def warps(config: Config) -> int:
+    """Those of a CTA that multiply."""
+    return config.tile[1] // ROWS * config.k_warps
+
+
+def smem(config: Config) -> int:
+    """Bytes of shared memory."""
+    tokens = config.tile[0]
+    assert config.stages is not None
+    assert config.buffers is not None
+    if config.wgmma:
+        return hopper_memory.of_groups(tokens, warps(config), config.stages, config.buffers)
+    assert config.chunk is not None
+    _, whole = hopper_memory.of_warps(tokens, warps(config), config.chunk, config.buffers)
+    return whole
