@@ -1,4 +1,4 @@
-"""Runs every program on the GPU and writes what came out: `python tests/both/record.py [--out FILE] [FAMILY ...]`.
+"""Runs every program on the GPU and writes what came out: `python tests/both/silicon.py [--out FILE] [FAMILY ...]`.
 
 Families run side by side, each in a process of its own, since an illegal instruction ends a process's use of the GPU
 and a wrong byte count could make it wait.  Needs numpy, libcuda and a Hopper GPU.
