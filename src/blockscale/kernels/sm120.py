@@ -1,0 +1,341 @@
+"""NVFP4 GEMM for sm_120a and sm_121a: out = act(alpha x unit_a x unit_b x (a x scales of a) @ (b x scales of b)^T + bias).
+
+unit_a and unit_b are the operands' global scales. Tensor cores here are fed from registers by every warp for itself
+(PTX: mma.sync), and sums stay in registers. Rings and slots are explained in parts/ring.py, boxes in parts/tma.py, the
+order of tiles in parts/schedule.py; which lane has what, in parts/warptile.py and docs/sm120.md.
+
+Roles. Every role walks the CTA's tiles in the same order, and for each of them its k tiles of 128 or 256:
+
+    role      warps           does
+    multiply  0 to 7          codes and scales from shared memory to registers, products, results to global memory;
+                              fewer where a tile is too small for eight
+    load      after these     brings codes and scales of a and b from global to shared memory (TMA)
+    schedule  after that one  with schedule "clc" alone: asks for the CTA's next tile (cluster launch control)
+
+With one accumulator the warps that multiply share a tile. With two they are two groups of four, which have every
+second tile each, and while one stores its results the other multiplies.
+
+Rings. A slot has two barriers; what completes a phase of each:
+
+    ring     slots   full                                         empty
+    ab       stages  1 arrival (load) and the bytes of its boxes  1 arrival of each warp of a group (multiply)
+    answers  2       1 arrival (schedule) and 16 bytes            1 arrival of each warp: it has read the answer
+
+`turns` are two barriers more, for two groups: a group arrives at the other's, a warp an arrival, when it has read all
+operands of its tile, and waits at its own before the first of the next one. So a slot's barrier is never waited for
+a lap too early, when its parity would say the same.
+
+Timeline of a CTA with two tiles, a and b, of four k tiles each; three stages, one accumulator, then two:
+
+    load      a0 a1 a2 a3 b0 b1 b2 .  .  b3
+    multiply  .  a0 a1 a2 a3 -a -a -a b0 b1 b2 b3 -b -b -b
+
+    load      a0 a1 a2 a3 b0 b1 b2 b3
+    group 0   .  a0 a1 a2 a3 -a -a -a
+    group 1   .  .  .  .  .  b0 b1 b2 b3 -b -b -b
+
+Registers: 65,536 for 288 or 320 threads are 224 or 200 each, enough for 128 sums and what multiplies them, so that
+none need to be moved from the load warp to the others (PTX: setmaxnreg), which sm_121a has not.
+
+Shared memory, from its first byte, M x N the tile and K' the bytes of a row in a stage, 64 or 128:
+
+    1024                      barriers of the rings, answers
+    stages x M x K'           codes of a, rows swizzled by their length
+    stages x N x K'           codes of b
+    stages x steps x 512      scales of a: an atom of 128 rows for each step of k = 64
+    stages x atoms x the same scales of b, for each atom of 128 rows that a tile touches
+
+Scales of rows beyond m and n may be anything: they meet sums that are not stored.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Float64, Int32, Int64, Uint32, cute
+from cutlass.cute.nvgpu import cpasync
+
+from blockscale.kernels.parts import tma, warpmemory
+from blockscale.kernels.parts.arithmetic import Alpha
+from blockscale.kernels.parts.blockmma import Lane
+from blockscale.kernels.parts.geometry import ATOM_ROWS
+from blockscale.kernels.parts.grid import Memory
+from blockscale.kernels.parts.ring import Ring, Slot
+from blockscale.kernels.parts.schedule import Tiles
+from blockscale.kernels.parts.store import Output
+from blockscale.kernels.parts.warpresults import DTYPES, Results
+from blockscale.kernels.parts.warptile import WarpTile
+
+WARP = 32
+SMEM_BYTES = 101_376
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the roles share."""
+
+    warp: Int32
+    geometry: WarpTile
+    ab: Ring
+    tiles: Tiles
+    k_tiles: Int32
+    batches: tuple[Int32, Int32]  # matrices of a and of b: as many as of the output, or one for all
+    smem: Any
+    memory: Memory
+
+
+class Sm120Gemm:
+    """The kernel of one configuration that `supports` passes; calling it launches it, compiling needs no GPU.
+
+    Args:
+        tile: (rows, columns) of a tile. chunk: elements of k in a stage. See `WarpTile` for both.
+        stages: slots of operands in shared memory; None means as many as fit.
+        accumulators: 2: two groups of warps have tiles of their own, which one multiplies while the other stores.
+        schedule: "static" or "clc", see parts/schedule.py.
+        raster: "m" or "n": the dimension along which consecutive tiles lie.
+        group: tiles in a band across it.
+        pdl: the kernel may start while the one before it in the stream still runs.
+        l2_a, l2_b, l2_scales, l2_out: "evict_first", "evict_last" or None: what L2 is told.
+        swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
+        out_dtype: "fp16", "bf16" or "fp32".
+        bias: None or something true. activation: None, "relu", "gelu" or "silu".
+        smem: bytes of dynamic shared memory that a CTA may have.
+    """
+
+    def __init__(
+        self,
+        tile,
+        *,
+        chunk=None,
+        stages=None,
+        accumulators=1,
+        schedule="static",
+        raster="m",
+        group=1,
+        pdl=False,
+        l2_a=None,
+        l2_b=None,
+        l2_scales=None,
+        l2_out=None,
+        swap=False,
+        out_dtype="bf16",
+        bias=None,
+        activation=None,
+        smem=SMEM_BYTES,
+    ):
+        self.geometry = WarpTile(tile, stages, accumulators, chunk or 128, smem)
+        self.requests, self.raster, self.group = schedule == "clc", raster, group
+        self.pdl, self.swap, self.l2_out = pdl, swap, l2_out
+        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
+        self.out_dtype, self.bias, self.activation = out_dtype, bias, activation
+        self.load_warp = self.geometry.consumers
+
+    def __repr__(self):
+        """Also in the kernel's name."""
+        g = self.geometry
+        return f"Sm120Gemm_{g.rows}x{g.columns}x{g.tile_k}_{g.slots}_{g.groups}_{self.raster}_{self.out_dtype}"
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Pointer,
+        b: cute.Pointer,
+        sfa: cute.Pointer,
+        sfb: cute.Pointer,
+        out: cute.Pointer,
+        unit_a: cute.Pointer,
+        unit_b: cute.Pointer,
+        alpha: cute.Pointer,
+        bias: cute.Pointer,
+        sf_out: cute.Pointer,
+        unit_out: cute.Pointer,
+        factor: Float64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        ld_out: Int64,
+        batch: Int32,
+        batch_a: Int32,
+        batch_b: Int32,
+        ctas: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches out = act(unit_a x unit_b x alpha x factor x a @ b^T + bias) for every matrix of a batch.
+
+        The arguments are those of `sm100.Sm100Gemm`.
+        """
+        g = self.geometry
+        k = cute.assume(k, 64)
+        size = m, n
+        if cutlass.const_expr(self.swap):
+            a, b, sfa, sfb, m, n, batch_a, batch_b = b, a, sfb, sfa, n, m, batch_b, batch_a
+        blocks_m, blocks_n = cute.ceil_div(m, g.rows), cute.ceil_div(n, g.columns)
+        blocks = blocks_m * blocks_n * batch
+        if cutlass.const_expr(not self.requests):
+            blocks = cutlass.min(blocks, cutlass.max(ctas, 1))
+        self.kernel(
+            warpmemory.maps(g, (a, b), (sfa, sfb), (m, n), k, (batch_a, batch_b)),
+            out,
+            ld_out,
+            (unit_a, unit_b, alpha),
+            factor,
+            bias,
+            size,
+            k,
+            (blocks_m, blocks_n, batch),
+            (batch_a, batch_b),
+        ).launch(
+            grid=[blocks, 1, 1],
+            block=[WARP * (self.load_warp + (2 if self.requests else 1)), 1, 1],
+            smem=g.smem_bytes,
+            min_blocks_per_mp=1,
+            use_pdl=self.pdl,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        maps: tuple[cpasync.TmaInfo, cpasync.TmaInfo, cpasync.TmaInfo, cpasync.TmaInfo],
+        out: cute.Pointer,
+        ld_out: Int64,
+        factors: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
+        factor: Float64,
+        bias: cute.Pointer,
+        size: tuple[Int32, Int32],
+        k: Int32,
+        blocks: tuple[Int32, Int32, Int32],
+        batches: tuple[Int32, Int32],
+    ):
+        g = self.geometry
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = warpmemory.shared_memory(g, self.requests)
+        context = Context(
+            warp=warp,
+            geometry=g,
+            ab=warpmemory.operand_ring(g, smem),
+            tiles=warpmemory.tiles(g, smem, (*blocks, self.raster, self.group, (1, 1)), self.requests),
+            k_tiles=cute.ceil_div(k, g.tile_k),
+            batches=batches,
+            smem=smem,
+            memory=Memory(
+                self.pdl,
+                [info.atom for info in maps],
+                operands=warpmemory.operands(g, smem, maps, self.policies),
+                alpha=Alpha(factors, factor),
+                output=Output(out, DTYPES[self.out_dtype], *size, ld_out, self.l2_out),
+                bias=bias,
+            ),
+        )
+        self.prepare(context)
+        if warp == self.load_warp:
+            self.load(context)
+        if warp < self.load_warp:
+            self.multiply(context)
+        if cutlass.const_expr(self.requests):
+            if warp == self.load_warp + 1:
+                self.schedule(context)
+        for ring in (context.ab, *context.tiles.rings):
+            ring.check()
+
+    @cute.jit
+    def prepare(self, c):
+        """Barriers, before any role starts."""
+        if c.warp == self.load_warp:
+            for map in c.memory.descriptors:
+                cpasync.prefetch_descriptor(map)
+            with cute.arch.elect_one():
+                for ring in (c.ab, *c.tiles.rings):
+                    ring.initialise()
+                for i in range(2):
+                    cute.arch.mbarrier_init(c.smem.turns.data_ptr() + i, c.geometry.group_warps)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+    def corners(self, c, work):
+        """Where boxes begin in a, b, scales of a, scales of b, as a function of the k tile."""
+        g, (batch_a, batch_b) = c.geometry, c.batches
+        row, column, matrix = c.tiles.at(work)
+        of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
+        return lambda k_tile: (
+            (row * g.rows, k_tile * g.code_bytes, of_a),
+            (column * g.columns, k_tile * g.code_bytes, of_b),
+            (0, k_tile * g.steps, row * g.rows // ATOM_ROWS, of_a),
+            (0, k_tile * g.steps, column * g.columns // ATOM_ROWS, of_b),
+        )
+
+    @cute.jit
+    def load(self, c):
+        """Fills slots with the boxes of a k tile, for one tile after the other."""
+        ab, tiles, k_tiles = c.ab, c.tiles, c.k_tiles
+        operands = c.memory.after_grids_before().operands
+        slot = ab.producer()
+        work = tiles.first()
+        while work.valid:
+            corners = self.corners(c, work)
+            for k_tile in cutlass.range(k_tiles, unroll=1):
+                ab.wait_empty(slot)
+                ab.expect_copies(slot)
+                for operand, corner in zip(operands, corners(k_tile), strict=True):
+                    operand.fetch(corner, slot, ab)
+                slot = slot.next()
+            work = tiles.after(work)
+        c.memory.let_next_grid_start()
+        ab.drain(slot)
+
+    @cute.jit
+    def multiply(self, c):
+        """Tile after tile, or every second one where there are two groups."""
+        g, ab, tiles, k_tiles, smem = c.geometry, c.ab, c.tiles, c.k_tiles, c.smem
+        group, warp = c.warp // g.group_warps, c.warp % g.group_warps
+        turns = smem.turns.data_ptr()
+        results = Results.of(g, c.memory.after_grids_before(), self.swap, self.activation, bool(self.bias))
+        rSums = cute.make_rmem_tensor(g.sums, Float32)
+        slot = ab.consumer()
+        work = tiles.first(g.group_warps)
+        parity = 1 - group  # at first it is the turn of group 0
+        if cutlass.const_expr(g.groups == 2):
+            if group == 1:
+                work = tiles.after(work)
+                slot = skip(slot, k_tiles)
+        while work.valid:
+            at = tiles.at(work)
+            lane = Lane.of(g, smem, warp, at[0], at[1])
+            rSums.fill(0.0)
+            if cutlass.const_expr(g.groups == 2):
+                cute.arch.mbarrier_wait(turns + group, parity)
+                parity = parity ^ 1
+            for _ in cutlass.range(k_tiles, unroll=1):
+                ab.wait_full(slot)
+                lane.multiply(g, slot.index, rSums)
+                ab.arrive_empty(slot, range(g.group_warps))
+                slot = slot.next()
+            if cutlass.const_expr(g.groups == 2):
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive(turns + (1 - group))
+                slot = skip(slot, k_tiles)
+            results.leave(rSums, warp, at)
+            work = tiles.after(work)
+            if cutlass.const_expr(g.groups == 2):
+                if work.valid:
+                    work = tiles.after(work)
+
+    @cute.jit
+    def schedule(self, c):
+        """Asks for the CTA's next tile while the one before is computed, till the end."""
+        tiles = c.tiles
+        slot = tiles.ring.producer()
+        work = tiles.first()
+        while work.valid:
+            tiles.request(slot)
+            slot = slot.next()
+            work = tiles.after(work)
+
+
+def skip(slot: Slot, count: Int32) -> Slot:
+    """So many slots on."""
+    at = Uint32(slot.index + count)
+    laps = at // slot.slots
+    return Slot(slot.slots, Int32(at - laps * slot.slots), slot.parity ^ Int32(laps & 1), slot.first)
