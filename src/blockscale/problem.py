@@ -41,6 +41,10 @@ class Target:
 TARGETS = (
     Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),
     Target("sm_90a", "sm90", (9, 0), "h200", sms=132, smem=232_448, l2=50 * 2**20),
+    Target("sm_120a", "sm120", (12, 0), "rtxpro6000", sms=188, smem=101_376, l2=128 * 2**20),
+    Target("sm_120a", "sm120", (12, 0), "rtx5090", sms=170, smem=101_376, l2=96 * 2**20),
+    Target("sm_120a", "sm120", (12, 0), "rtx5080", sms=84, smem=101_376, l2=64 * 2**20),
+    Target("sm_121a", "sm120", (12, 1), "gb10", sms=48, smem=101_376, l2=24 * 2**20),
 )
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
@@ -48,8 +52,6 @@ WITHOUT_KERNELS = {
     **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",
-    "sm_120a": "RTX 50",
-    "sm_121a": "DGX Spark",
 }
 
 

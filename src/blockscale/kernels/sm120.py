@@ -1,8 +1,8 @@
-"""NVFP4 GEMM for sm_120a and sm_121a: out = act(alpha x unit_a x unit_b x (a x scales of a) @ (b x scales of b)^T + bias).
+"""NVFP4 GEMM for sm_120a: out = act(alpha x unit_a x unit_b x (a x scales of a) @ (b x scales of b)^T + bias).
 
-unit_a and unit_b are the operands' global scales. Tensor cores here are fed from registers by every warp for itself
-(PTX: mma.sync), and sums stay in registers. Rings and slots are explained in parts/ring.py, boxes in parts/tma.py, the
-order of tiles in parts/schedule.py; which lane has what, in parts/warptile.py and docs/sm120.md.
+unit_a and unit_b are the operands' global scales. The same for sm_121a. Tensor cores here are fed from registers, by
+every warp for itself (PTX: mma.sync), and sums stay in registers. Rings and slots are explained in parts/ring.py, boxes
+in parts/tma.py, the order of tiles in parts/schedule.py; which lane has what, in parts/warptile.py and docs/sm120.md.
 
 Roles. Every role walks the CTA's tiles in the same order, and for each of them its k tiles of 128 or 256:
 
@@ -34,8 +34,9 @@ Timeline of a CTA with two tiles, a and b, of four k tiles each; three stages, o
     group 0   .  a0 a1 a2 a3 -a -a -a
     group 1   .  .  .  .  .  b0 b1 b2 b3 -b -b -b
 
-Registers: 65,536 for 288 or 320 threads are 224 or 200 each, enough for 128 sums and what multiplies them, so that
-none need to be moved from the load warp to the others (PTX: setmaxnreg), which sm_121a has not.
+Registers. The four schedulers of a multiprocessor have 16,384 each, so that with 9 or 10 warps a thread may have 168.
+That is enough for 64 sums and what multiplies them. For more, the load warp is one of four, which give up all but 40
+registers, and the eight that multiply take 232 (PTX: setmaxnreg).
 
 Shared memory, from its first byte, M x N the tile and K' the bytes of a row in a stage, 64 or 128:
 
@@ -53,7 +54,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Float64, Int32, Int64, Uint32, cute
+from cutlass import Float64, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import cpasync
 
 from blockscale.kernels.parts import tma, warpmemory
@@ -68,7 +69,11 @@ from blockscale.kernels.parts.warpresults import DTYPES, Results
 from blockscale.kernels.parts.warptile import WarpTile
 
 WARP = 32
+GROUP = 4  # warps that give and take registers together
 SMEM_BYTES = 101_376
+# Registers of a thread: 65,536 for 12 warps are 168 each, for 8 of them 232 where the other 4 have 40.
+FEW_REGISTERS, MANY_REGISTERS = 40, 232
+MOST_SUMS_UNMOVED = 64  # that a thread may keep with those that it starts with
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ class Sm120Gemm:
         bias=None,
         activation=None,
         smem=SMEM_BYTES,
+        registers_move=True,
     ):
         self.geometry = WarpTile(tile, stages, accumulators, chunk or 128, smem)
         self.requests, self.raster, self.group = schedule == "clc", raster, group
@@ -130,6 +136,8 @@ class Sm120Gemm:
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
         self.out_dtype, self.bias, self.activation = out_dtype, bias, activation
         self.load_warp = self.geometry.consumers
+        self.moves = registers_move and self.geometry.sums > MOST_SUMS_UNMOVED
+        self.warps = self.load_warp + (GROUP if self.moves else 2 if self.requests else 1)
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -187,7 +195,7 @@ class Sm120Gemm:
             (batch_a, batch_b),
         ).launch(
             grid=[blocks, 1, 1],
-            block=[WARP * (self.load_warp + (2 if self.requests else 1)), 1, 1],
+            block=[WARP * self.warps, 1, 1],
             smem=g.smem_bytes,
             min_blocks_per_mp=1,
             use_pdl=self.pdl,
@@ -229,13 +237,10 @@ class Sm120Gemm:
             ),
         )
         self.prepare(context)
-        if warp == self.load_warp:
-            self.load(context)
         if warp < self.load_warp:
             self.multiply(context)
-        if cutlass.const_expr(self.requests):
-            if warp == self.load_warp + 1:
-                self.schedule(context)
+        else:
+            self.serve(context)
         for ring in (context.ab, *context.tiles.rings):
             ring.check()
 
@@ -266,6 +271,16 @@ class Sm120Gemm:
         )
 
     @cute.jit
+    def serve(self, c):
+        """What the warps do that do not multiply."""
+        if cutlass.const_expr(self.moves):
+            cute.arch.setmaxregister_decrease(FEW_REGISTERS)
+        if c.warp == self.load_warp:
+            self.load(c)
+        if c.warp == self.load_warp + 1:
+            self.schedule(c)
+
+    @cute.jit
     def load(self, c):
         """Fills slots with the boxes of a k tile, for one tile after the other."""
         ab, tiles, k_tiles = c.ab, c.tiles, c.k_tiles
@@ -276,6 +291,7 @@ class Sm120Gemm:
             corners = self.corners(c, work)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab.wait_empty(slot)
+                cute.arch.fence_view_async_shared()  # the reads of its operands before copies, by the async proxy
                 ab.expect_copies(slot)
                 for operand, corner in zip(operands, corners(k_tile), strict=True):
                     operand.fetch(corner, slot, ab)
@@ -288,21 +304,22 @@ class Sm120Gemm:
     def multiply(self, c):
         """Tile after tile, or every second one where there are two groups."""
         g, ab, tiles, k_tiles, smem = c.geometry, c.ab, c.tiles, c.k_tiles, c.smem
+        if cutlass.const_expr(self.moves):
+            cute.arch.setmaxregister_increase(MANY_REGISTERS)
         group, warp = c.warp // g.group_warps, c.warp % g.group_warps
         turns = smem.turns.data_ptr()
         results = Results.of(g, c.memory.after_grids_before(), self.swap, self.activation, bool(self.bias))
-        rSums = cute.make_rmem_tensor(g.sums, Float32)
+        rSums = cute.make_rmem_tensor(g.sums, Int32)  # fp32 as words
         slot = ab.consumer()
         work = tiles.first(g.group_warps)
         parity = 1 - group  # at first it is the turn of group 0
         if cutlass.const_expr(g.groups == 2):
-            if group == 1:
-                work = tiles.after(work)
-                slot = skip(slot, k_tiles)
+            work = self.pass_over(tiles, work, group == 1)
+            slot = skip(slot, k_tiles * group)
         while work.valid:
             at = tiles.at(work)
             lane = Lane.of(g, smem, warp, at[0], at[1])
-            rSums.fill(0.0)
+            rSums.fill(0)
             if cutlass.const_expr(g.groups == 2):
                 cute.arch.mbarrier_wait(turns + group, parity)
                 parity = parity ^ 1
@@ -319,19 +336,26 @@ class Sm120Gemm:
             results.leave(rSums, warp, at)
             work = tiles.after(work)
             if cutlass.const_expr(g.groups == 2):
-                if work.valid:
-                    work = tiles.after(work)
+                work = self.pass_over(tiles, work, work.valid)
+
+    @cute.jit
+    def pass_over(self, tiles, work, condition):
+        """The work after this one, which is the other group's, if so."""
+        if condition:
+            work = tiles.after(work)
+        return work
 
     @cute.jit
     def schedule(self, c):
-        """Asks for the CTA's next tile while the one before is computed, till the end."""
+        """Where tiles are requested, asks for the CTA's next one while the one before is computed, till the end."""
         tiles = c.tiles
-        slot = tiles.ring.producer()
-        work = tiles.first()
-        while work.valid:
-            tiles.request(slot)
-            slot = slot.next()
-            work = tiles.after(work)
+        if cutlass.const_expr(self.requests):
+            slot = tiles.ring.producer()
+            work = tiles.first()
+            while work.valid:
+                tiles.request(slot)
+                slot = slot.next()
+                work = tiles.after(work)
 
 
 def skip(slot: Slot, count: Int32) -> Slot:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Uint32, cute
+from cutlass import Int32, Uint32, cute
 
 from blockscale.kernels.parts.geometry import ATOM_BYTES
 from blockscale.kernels.parts.warptile import COLUMNS, ROWS, SPAN, WarpTile, place, scale_place
@@ -23,11 +23,14 @@ MMA = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4
 
 
 def multiply(sums: Any, a: Any, b: Any, scales: Any, which: tuple[int, int]) -> Any:
-    """sums + (a x scales of a) @ (b x scales of b), 4 fp32; which: half of the quads that has a's, lane that has b's."""
+    """sums + (a x scales of a) @ (b x scales of b), 4 fp32 as words.
+
+    which: the half of every quad that has the scales of a, and the lane that has those of b.
+    """
     return cute.arch.inline_ptx(
         f"{MMA} {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, {{{{$r0}}, {{$r1}}, {{$r2}}, {{$r3}}}}, {{{{$r4}}, {{$r5}}}}, "
         f"{{{{$r6}}, {{$r7}}, {{$r8}}, {{$r9}}}}, {{$r10}}, {{0, {which[0]}}}, {{$r11}}, {{0, {which[1]}}};",
-        write_only_types=[Float32] * 4,
+        write_only_types=[Int32] * 4,
         read_only_args=[*a, *b, *sums, *scales],
     )
 
@@ -101,7 +104,8 @@ class Lane:
             scales_b = self._scales_b(g, at_sfb + step * ATOM_BYTES)
             a = [self._load_a(g, at_a, step, x) for x in range(g.row_blocks)]
             b = [self._load_b(g, at_b, step, y) for y in range(g.spans)]
-            for x, y, j in itertools.product(range(g.row_blocks), range(g.spans), range(g.per_span)):
+            # Rows innermost: the assembler then moves the fewest sums between registers.
+            for y, j, x in itertools.product(range(g.spans), range(g.per_span), range(g.row_blocks)):
                 first = g.first_sum(x, y, j)
                 sums = [rSums[first + i] for i in range(4)]
                 which = x % 2 if g.warps[0] == 1 else 0, j

@@ -54,7 +54,11 @@ class Results:
                 octet = block % 2 * 2 + half
                 first = row + Int32(block // 2 * SPAN + place(octet, lane // 4, OCTETS))
                 for y in range(g.spans):
-                    sums = [rSums[g.first_sum(x, y, j) + 2 * half + i] for j in range(g.per_span) for i in range(2)]
+                    sums = [
+                        rSums[g.first_sum(x, y, j) + 2 * half + i].bitcast(Float32)
+                        for j in range(g.per_span)
+                        for i in range(2)
+                    ]
                     self.vector(sums, turn(quad, g.per_span), first, column + y * across * SPAN, at[2])
 
     def vector(self, sums: list[Float32], turn: Uint32, row: Int32, column: Int32, matrix: Int32) -> None:
@@ -86,7 +90,10 @@ def _in_order(sums: list[Float32], turn: Uint32) -> list[Float32]:
     while distance < len(pairs):
         swaps = (turn & distance) != 0
         pairs = [
-            tuple(Float32(cutlass.select_(swaps, there, here)) for there, here in zip(pairs[i ^ distance], pair, strict=True))
+            tuple(
+                Float32(cutlass.select_(swaps, there, here))
+                for there, here in zip(pairs[i ^ distance], pair, strict=True)
+            )
             for i, pair in enumerate(pairs)
         ]
         distance *= 2

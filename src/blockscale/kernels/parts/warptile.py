@@ -140,6 +140,12 @@ class WarpTile:
         return self.a_bytes + self.b_bytes + self.sfa_bytes + self.sfb_bytes
 
     @property
+    def step_bytes_read(self) -> int:
+        """Bytes of shared memory that a warp reads for a step: codes, and atoms of which it needs a part."""
+        rows, columns = self.rows // self.warps[0], self.columns // self.warps[1]
+        return (rows + columns) * STEP_K // 2 + 2 * ATOM_BYTES
+
+    @property
     def parts_bytes(self) -> int:
         """For the sums of a tile that other CTAs add."""
         return self.rows * self.columns * SUM_BYTES if self.split > 1 else 0
