@@ -108,7 +108,7 @@ def test_sums_of_a_thread_lie_side_by_side(octets):
 
 @pytest.mark.parametrize("octets", OCTETS)
 def test_banks(octets):
-    """Eight rows of an octet differ modulo 8, as the swizzle wants, and so do the 8 lanes that load scales at a time."""
+    """Eight rows of an octet differ modulo 8, as the swizzle wants, and so do the 8 lanes of a pass over scales."""
     for octet in range(octets):
         assert {place(octet, c, octets) % 8 for c in range(8)} == set(range(8))
     for first in range(0, 32, 8):
