@@ -6,6 +6,7 @@ __init__. Imports for types alone are free.
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,11 @@ ROOMS = {
         "kernels.parts.staging": set(),
         "kernels.parts.warptile": {"kernels.parts.geometry"},
         "kernels.waits": set(),
+        "kernels.parts.hopper_memory": {"formats"},
         "kernels": {
             "formats",
             "kernels.parts.geometry",
+            "kernels.parts.hopper_memory",
             "kernels.parts.order",
             "kernels.parts.staging",
             "kernels.parts.warptile",
@@ -46,13 +49,14 @@ ROOMS = {
             "formats",
             "kernels",
             "kernels.parts.geometry",
+            "kernels.parts.hopper_memory",
             "kernels.parts.staging",
             "kernels.parts.warptile",
             "problem",
             "tensor",
         },
         "heuristics": {"config", "families", "problem"},
-        "pytree": {"ops", "tensor"},
+        "pytree": {"formats", "tensor"},
         "calls": {"arguments", "config", "formats", "ops", "tensor"},
         "store": {"config", "families", "problem"},
         "compile": {"config", "entry", "families", "kernels.waits", "problem", "store"},
@@ -189,3 +193,10 @@ def test_the_emulator_never_imports_the_library_and_the_library_it_in_one_place(
     other = "blockscale" if package == "ptxemu" else "ptxemu"
     if path != SRC / "blockscale/launch/emulated.py":
         assert not re.search(rf"^\s*(import|from) {other}\b", path.read_text(), re.MULTILINE)
+
+
+def test_modules_of_tests_have_names_of_their_own():
+    """They are imported by their file's name alone: of two with one name the second would be the first."""
+    files = [path for path in Path(__file__).parent.rglob("*.py") if not (path.parent / "__init__.py").exists()]
+    names = Counter(path.name for path in files if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []

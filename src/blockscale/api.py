@@ -62,7 +62,9 @@ def gemm(
 
     Returns:
         The result, within the contract: |y - exact| <= rounding of out_dtype + c x sum_k |a||b| x |alpha|, with
-        c = 2^-20 on the CPU and (4 + K/1024) x 2^-20 on tensor cores.
+        c = 2^-20 on the CPU and (4 + K/1024) x 2^-20 on tensor cores. A bias adds 2^-24 x (|bias| + |exact|), and an
+        activation multiplies all but the rounding by its largest slope, 1.13 at most: its own error is one of its
+        argument, beside which a result in the tail of gelu or silu may be small, or come out as 0.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
@@ -100,7 +102,8 @@ def gemm(
 
 def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
     """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results; on Hopper the
-    activation is bf16 and the weight in layout "fragment".
+    activation is bf16 and the weight in layout "fragment", and from 4,096 rows on `gemm` takes a configuration only
+    where it is given one, and expands the weight otherwise.
 
     Args:
         gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.

@@ -48,7 +48,7 @@ def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str
     arguments = traced_arguments(family.ENTRY, problem)
     what = f"{config}, {problem.out_dtype}"
     parts = compile_function(kernel, arguments, target.arch, what)
-    if config.pdl and (early := before_the_wait(parts["ptx"].decode())):
+    if config.pdl and (early := family.premature(config, before_the_wait(parts["ptx"].decode()))):
         raise CompileError(
             f"{what} for {target.arch}: it may start before the kernel ahead of it has ended, and yet "
             f"{early[0]!r} touches global memory before griddepcontrol.wait"

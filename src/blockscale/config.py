@@ -27,10 +27,11 @@ class Config:
         l2_a, l2_b, l2_scales, l2_out: what L2 is told about operands and result: None, "evict_first" or "evict_last".
         store: how results leave: "direct" from registers; "tma" by way of shared memory, swizzled; "tma_rows" likewise,
             row after row, as a first version would.
-        read: columns of tensor memory that a thread reads before it waits for them.
+        read: the most columns of tensor memory that a thread reads before it waits for them.
         release: when an accumulator is free: "late", once it is stored, or "early", once it is read.
         store_slots: buffers of a warp for what leaves by way of shared memory.
-        ahead: with pdl, weights are read before that: for weights that the kernel ahead does not write.
+        ahead: with pdl, weights are read before that: for weights that no kernel before it in an unbroken chain of
+            overlapped launches writes, nor the one ahead of that chain.
         wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
         split: CTAs of a cluster that share a tile and split k; their sums are added in order.

@@ -58,8 +58,8 @@ class Entry:
 
 
 def alignments(entry: Entry, out: int) -> tuple[tuple[int, int], ...]:
-    """(index, bytes that it is a multiple of) of the pointers where that needs a look; `out`: the size of an element of
-    the result. A tensor of any other kind lies on multiples of its elements' size."""
+    """(index, bytes that it is a multiple of) of the pointers where that needs a look; `out` is that of the result: the
+    size of an element, or what codes take. A tensor of any other kind lies on multiples of its elements' size."""
     return tuple(
         (i, pointer.align or out)
         for i, (name, pointer) in enumerate(entry.pointers.items())

@@ -19,16 +19,17 @@ def choose(problem: Problem, target: Target) -> Choice:
     Raises:
         Unsupported: there is none.
     """
-    asked, reasons = problem, []
+    asked, whole, reasons = problem, target, []
     if problem.invariant:
         asked = replace(problem, m=1, batch=1, batch_a=1, batch_b=1)
-        target = next((whole for whole in TARGETS if whole.arch == target.arch), target)
+        whole = next((known for known in TARGETS if known.arch == target.arch), target)
         reasons.append(
             "invariant: chosen as for one row on a whole GPU, so that a row's result depends on nothing else"
         )
-    found = families.unsupported(asked, target) or families.of(target).choose(asked, target)
+    found = families.unsupported(asked, whole) or families.of(target).choose(asked, whole)
     if isinstance(found, Reason):
         raise Unsupported(str(found))
+    check(problem, target, found.config)
     return Choice(found.config, (*reasons, *found.reasons))
 
 

@@ -15,11 +15,12 @@ EVERY_TILE = 65535  # CTAs: one a tile, as far as a launch of this kernel goes
 
 # A CTA a tile. TMA, tensor memory and three roles; results leave row by row through shared memory.
 V1 = Config((128, 256), stages=3, store="tma_rows", read=64, store_slots=1, ctas=EVERY_TILE)
-# Pairs of CTAs: an instruction multiplies for two, each holds half of B, and stages are smaller, so that five fit.
+# Pairs of CTAs: an instruction multiplies for two, each holds half of B, and stages are smaller, so that five fit, and
+# a second buffer for each warp of the epilogue.
 V2 = replace(V1, tile=(256, 256), stages=5, store_slots=2)
 # Persistent: as many CTAs as the GPU has room for, each does tile after tile in one pipeline that never drains.
 V3 = replace(V2, ctas=None)
-# An epilogue that reads all sums first, frees the accumulator, and stores through swizzled shared memory.
+# Through swizzled shared memory, and the accumulator is free once its last columns are read, before these are stored.
 V4 = replace(V3, store="tma", read=128, release="early")
 # Tiles on request, and in bands that L2 can hold.
 V5 = replace(V4, schedule="clc", group=16)

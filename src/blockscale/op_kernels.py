@@ -192,9 +192,10 @@ def _pair(call: SimpleNamespace) -> tuple[Any, Any]:
 
 
 def _wrapped(codes: Tensor, scales: Tensor, unit: Any, groups: Any, layout: str, k: int) -> NVFP4Tensor:
-    layout, rows = ops.untag(codes, layout)
-    shape = torch.Size((*rows, k))
+    shape = torch.Size((*ops.outer_sizes(codes, scales, layout), k))
     scales = scales.view(torch.float8_e4m3fn)
+    if layout == layouts.FRAGMENT:
+        scales = scales.view(0)
     if unit is None:  # the raw form; alpha carries the global scales
         return NVFP4Tensor.from_parts(codes, scales, shape=shape, layout=layout)
     offsets = None if groups is None else layouts.scale_offsets(groups)

@@ -52,7 +52,7 @@ NAMES = {
 
 class Operand(NamedTuple):
     """An operand's part of a schema: codes with `scales` (uint8) and `unit`, the global scale, None where alpha carries
-    it; or values without."""
+    it; or values without. In layout "fragment", whose codes do not show the number of rows, `scales` (rows, 0) do."""
 
     data: Tensor
     scales: Tensor | None
@@ -61,15 +61,12 @@ class Operand(NamedTuple):
     layout: str
 
 
-def tag(layout: str, rows: int) -> str:
-    """A layout as an operator takes it: with "fragment", whose codes do not show it, goes the number of rows."""
-    return f"{layout}:{rows}" if layout == FRAGMENT else layout
-
-
-def untag(codes: Tensor, layout: str) -> tuple[str, Sequence[int]]:
-    """The layout, and all logical sizes (..., M) but K."""
-    name, _, rows = layout.partition(":")
-    return name, (*codes.shape[:-3], int(rows)) if name == FRAGMENT else codes.shape[:-1]
+def outer_sizes(codes: Tensor, scales: Tensor | None, layout: str) -> Sequence[int]:
+    """All logical sizes (..., M) of an operand but K."""
+    if layout != FRAGMENT:
+        return codes.shape[:-1]
+    assert scales is not None
+    return (*codes.shape[:-3], scales.shape[0])
 
 
 class Epilogue(NamedTuple):
@@ -175,14 +172,14 @@ def _(call: SimpleNamespace) -> Tensor:
 
 @_fake("dequantize")
 def _(call: SimpleNamespace) -> Tensor:
-    _, rows = untag(call.t, call.t_layout)
+    rows = outer_sizes(call.t, call.t_scales, call.t_layout)
     return torch.empty((*rows, call.k), dtype=call.dtype, device=call.t.device)
 
 
 @_fake("gemm")
 def _(call: SimpleNamespace) -> Tensor:
     _check_sizes(call)
-    (*batch_a, m), (*batch_b, n) = (untag(*x)[1] for x in ((call.a, call.a_layout), (call.b, call.b_layout)))
+    (*batch_a, m), (*batch_b, n) = _outer_sizes(call)
     shape = (*torch.broadcast_shapes(batch_a, batch_b), m, n)  # type: ignore[no-untyped-call]
     return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
 
@@ -190,14 +187,23 @@ def _(call: SimpleNamespace) -> Tensor:
 @_fake("grouped_gemm")
 def _(call: SimpleNamespace) -> Tensor:
     _check_sizes(call)
-    shape = (*untag(call.a, call.a_layout)[1], untag(call.b, call.b_layout)[1][-1])
+    rows, (*_, n) = _outer_sizes(call)
+    shape = (*rows, n)
     return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
+
+
+def _outer_sizes(call: SimpleNamespace) -> tuple[Sequence[int], Sequence[int]]:
+    """Of both operands."""
+    return (
+        outer_sizes(call.a, call.a_scales, call.a_layout),
+        outer_sizes(call.b, call.b_scales, call.b_layout),
+    )
 
 
 def _check_sizes(call: SimpleNamespace) -> None:
     if call.a_scales is None and call.a.shape[-1] != call.k:
         raise ValueError(f"a: K = {call.a.shape[-1]}, but b has K = {call.k}")
-    n = untag(call.b, call.b_layout)[1][-1]
+    n = _outer_sizes(call)[1][-1]
     if call.bias is not None and call.bias.shape[-1] != n:
         raise ValueError(f"bias: shape {tuple(call.bias.shape)}, but b has N = {n}")
 

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from blockscale.ops import tag, untag
+from blockscale.formats.layouts import FRAGMENT
 from blockscale.tensor import NVFP4Tensor
 
 _PARTS = ("codes", "scales", "global_scale", "group_sizes", "scale_offsets", "divisor")
 
 
 def _flatten(t: NVFP4Tensor) -> tuple[list[Any], tuple[str, int]]:
-    return [getattr(t, name) for name in _PARTS], (tag(t.layout, t.shape[-2]), t.shape[-1])
+    tag = f"{t.layout}:{t.shape[-2]}" if t.layout == FRAGMENT else t.layout  # the codes do not show the rows
+    return [getattr(t, name) for name in _PARTS], (tag, t.shape[-1])
 
 
 def _flatten_with_keys(t: NVFP4Tensor) -> tuple[list[tuple[Any, Any]], tuple[str, int]]:
@@ -28,12 +29,14 @@ def _flatten_with_keys(t: NVFP4Tensor) -> tuple[list[tuple[Any, Any]], tuple[str
 def _unflatten(parts: Iterable[Any], context: tuple[str, int]) -> NVFP4Tensor:
     """All sizes but K are those of the codes, so that they may be dynamic."""
     codes, scales, unit, groups, offsets, divisor = parts
-    layout, k = context
-    if isinstance(codes, Tensor):
-        layout, rows = untag(codes, layout)
-        shape = torch.Size((*rows, k))
-    else:  # a tree of other things
-        layout, shape = layout.partition(":")[0], torch.Size(())
+    tag, k = context
+    layout, _, rows = tag.partition(":")
+    if not isinstance(codes, Tensor):  # a tree of other things
+        shape = torch.Size(())
+    elif layout == FRAGMENT:
+        shape = torch.Size((*codes.shape[:-3], int(rows), k))
+    else:
+        shape = torch.Size((*codes.shape[:-1], k))
     return NVFP4Tensor(codes, scales, unit, layout, shape, groups, offsets, divisor)
 
 

@@ -78,6 +78,8 @@ class NVFP4Tensor:
     ) -> Self:
         """Wrap existing codes and scales; no copy where K is a multiple of 64 and the bytes are contiguous and aligned.
 
+        In layout "fragment" K has to be one of 128 for that, and M one of 16: padding is cleared.
+
         Args:
             codes: uint8 or float4_e2m1fn_x2 (..., M, ceil(K/2)) or (..., M, K_pad/2).
             scales: float8_e4m3fn in `layout`; blocks padded to K_pad/16 or, if linear, ceil(K/16) of them.
@@ -223,8 +225,10 @@ class NVFP4Tensor:
 
     def operand(self) -> ops.Operand:
         """The parts as the operators of torch take them; the logical K goes beside them."""
-        layout = ops.tag(self.layout, self.shape[-2])
-        return ops.Operand(self.codes, self.scales.view(torch.uint8), self.global_scale, self.group_sizes, layout)
+        scales = self.scales.view(torch.uint8)
+        if self.layout == FRAGMENT:
+            scales = scales.view(self.shape[-2], 0)
+        return ops.Operand(self.codes, scales, self.global_scale, self.group_sizes, self.layout)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same tensor on another device (itself if it is there already)."""
@@ -382,6 +386,8 @@ class NVFP4Tensor:
         *_, k = self.shape
         codes, scales = self.codes, self.scales
         if self.layout == FRAGMENT:
+            if self.shape[-2] % fragment.ROWS or k % fragment.DEPTH:
+                return self._unpacked()._with_clean_columns(align).with_layout(FRAGMENT)
             return self if _is_dense(codes, align) else replace(self, codes=codes.clone(memory_format=_DENSE))
         columns = round_up(k, K_ALIGN) // 2
         if k % K_ALIGN or not _is_dense(codes, align):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.device import CHECKS, TARGETS, Device
+from ptxemu.device import CHECKS, Device
 from ptxemu.errors import Error, LaunchError
 from ptxemu.isa import CHAPTERS
 from ptxemu.isa.engine import Form, forms
+from ptxemu.machine.chip import CHIPS
 from ptxemu.machine.queue import SCHEDULES
 from ptxemu.report import Report
 
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", choices=tuple(TARGETS), default="sm_100a")
+    parser.add_argument("--target", choices=tuple(CHIPS), default="sm_100a")
     parser.add_argument("--schedule", choices=SCHEDULES, default="lazy", help="when asynchronous operations complete")
     parser.add_argument("--seed", type=int, default=0, help="of every order that nothing promises")
     parser.add_argument("--checks", choices=CHECKS, default="all")

@@ -30,9 +30,8 @@ from ptxemu.watch.findings import Findings
 from ptxemu.watch.prerequisite import GridBefore
 from ptxemu.watch.watcher import Watcher
 
-__all__ = ["TARGETS", "Device", "FindingError"]
+__all__ = ["Device", "FindingError"]
 
-TARGETS = CHIPS
 CHECKS = ("all", "strict", "none")
 MAX_CLUSTER = 16
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -93,12 +92,12 @@ class _Loaded:
 class Device:
     """A software GPU.
 
-    target: a chip of TARGETS, "sm_100a" for instance.  schedule: when asynchronous operations complete: "eager", "lazy"
+    target: a chip of CHIPS, "sm_100a" for instance.  schedule: when asynchronous operations complete: "eager", "lazy"
     (as late as the rules allow), "fifo" or "random".  seed: of all orders that nothing promises; the same seed gives
     the same run.  checks: "all", "strict" or "none".  on_finding: "raise" or "collect".
     sms: CTAs that run at a time; by default the chip's multiprocessors.
     processes: that share a launch's clusters where these do not depend on each other (Linux); result and findings are
-    those of one.
+    those of one.  With max_turns, which counts the turns of one, a launch stays in one process.
     max_turns: of the scheduler, after which a launch is given up with TurnLimit; None: none.
 
     Raises LaunchError for any other value.
@@ -116,11 +115,11 @@ class Device:
         max_turns: int | None = None,
         processes: int = 1,
     ) -> None:
-        _one_of("target", target, tuple(TARGETS))
+        _one_of("target", target, tuple(CHIPS))
         _one_of("schedule", schedule, SCHEDULES)
         _one_of("checks", checks, CHECKS)
         _one_of("on_finding", on_finding, ("raise", "collect"))
-        self.chip = TARGETS[target]
+        self.chip = CHIPS[target]
         sms, seed = integer("sms", self.chip.sms if sms is None else sms), integer("seed", seed)
         if sms < 1:
             raise LaunchError(f"sms={sms}: at least 1")
@@ -188,43 +187,55 @@ class Device:
         shapes = _Shapes(program, grid, block, cluster, preferred_cluster)
         if shapes.cluster_size > self.sms:
             raise LaunchError(f"cluster={shapes.preferred}: the device has {self.sms} multiprocessors")
-        shared_bytes = self._shared_bytes(program, shared)
-        queue = Queue(self.schedule, self.seed)
         rest, self._rest = (self._rest if pdl else None), None
         before, self._before = (self._before if pdl else None), None
-        findings = Findings(program)
-        if rest is not None and not _has(program, "griddepcontrol.wait"):
-            findings.add("no griddepcontrol.wait", NO_WAIT)
-        watch = None if self.checks == "none" else Watcher(findings, self.checks == "strict", before)
         with Arguments(program, args, self.memory) as arguments:
-            running = Grid(
-                program,
-                self.chip,
-                self.memory,
-                queue,
-                arguments.region,
-                shapes.grid,
-                shapes.block,
-                shapes.preferred,
-                fallback=shapes.cluster,
-                explicit_cluster=cluster is not None or ".reqnctapercluster" in program.directives,
-                shared_bytes=shared_bytes,
-                dynamic_bytes=shared,
-                sms=self.sms,
-                seed=self.seed,
-                variables=loaded.globals,
-                counters=Counters(program.ptx_line, (arguments.region.base, arguments.region.end)),
-                findings=findings,
-                watch=watch,
-                at_exit=None if self.checks == "none" else protocol.cta_ended,
-                prerequisite=rest.begin(self.memory, queue) if rest is not None else None,
-            )
+            running = self._grid(loaded, program, shapes, shared, arguments.region, rest, before)
             report = self._run(running)
         if self.checks == "none":
             report.findings.clear()
         if report.findings and self.on_finding == "raise":
             raise FindingError(report)
         return report
+
+    def _grid(
+        self,
+        loaded: _Loaded,
+        program: Program,
+        shapes: _Shapes,
+        shared: int,
+        parameters: Region,
+        rest: Rest | None,
+        before: GridBefore | None,
+    ) -> Grid:
+        """The grid that is to run.  rest, before: of the launch that a dependent one overlaps."""
+        shared_bytes = self._shared_bytes(program, shared)
+        queue = Queue(self.schedule, self.seed)
+        findings = Findings(program)
+        if rest is not None and not _has(program, "griddepcontrol.wait"):
+            findings.add("no griddepcontrol.wait", NO_WAIT)
+        return Grid(
+            program,
+            self.chip,
+            self.memory,
+            queue,
+            parameters,
+            shapes.grid,
+            shapes.block,
+            shapes.preferred,
+            fallback=shapes.cluster,
+            explicit_cluster=shapes.explicit,
+            shared_bytes=shared_bytes,
+            dynamic_bytes=shared,
+            sms=self.sms,
+            seed=self.seed,
+            variables=loaded.globals,
+            counters=Counters(program.ptx_line, (parameters.base, parameters.end)),
+            findings=findings,
+            watch=None if self.checks == "none" else Watcher(findings, self.checks == "strict", before),
+            at_exit=None if self.checks == "none" else protocol.cta_ended,
+            prerequisite=rest.begin(self.memory, queue) if rest is not None else None,
+        )
 
     def _run(self, grid: Grid) -> Report:
         start = time.perf_counter()
@@ -324,6 +335,7 @@ class _Shapes:
         preferred: Sequence[int] | None,
     ) -> None:
         declared = program.directives.get(".reqnctapercluster")
+        self.explicit = cluster is not None or declared is not None
         self.grid = _shape("grid", grid, _GRID_LIMITS)
         self.block = _shape("block", block, _BLOCK_LIMITS)
         self.cluster = _shape("cluster", cluster or declared or (1, 1, 1), (MAX_CLUSTER,) * 3)

@@ -1,12 +1,14 @@
 """Clusters of one grid in several processes, where nothing that they do depends on each other.
 
 Every process is a fork that runs its share of the clusters on its own copy of memory and hands back what it wrote.
-The shares stand only if they are clean: none had an error or a finding, and no byte of global memory that one wrote was
+Memory that a fork shares with its parent (files, shared memory of the system) is copied before a cluster runs.  The
+shares stand only if they are clean: none had an error or a finding, and no byte of global memory that one wrote was
 read or written by another.  Otherwise they are thrown away, with nothing changed, and the grid has to run in one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -15,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -42,9 +44,13 @@ class _Share:
 
 
 def possible(grid: Grid) -> bool:
-    """Whether the grid's clusters can be divided."""
+    """Whether the grid's clusters can be divided.
+
+    Not where nobody can wait for processes, since the system is told to forget them (SIGCHLD ignored).
+    """
     return (
         sys.platform == "linux"
+        and signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN
         and grid.program.independent
         and grid.prerequisite is None
         and len(grid.pending) > 1
@@ -55,18 +61,7 @@ def possible(grid: Grid) -> bool:
 def run(grid: Grid, processes: int) -> bool:
     """Runs the grid to its end; False: it was not, and everything is as before."""
     count = min(processes, len(grid.pending))
-    children: list[tuple[int, int]] = []  # process, and where its share can be read
-    try:
-        for part in range(count):
-            children.append(_fork(functools.partial(_work, grid, part, count)))  # noqa: PERF401 - one may fail
-        shares = [_receive(source) for _, source in children]
-    except BaseException:
-        for process, _ in children:
-            os.kill(process, signal.SIGKILL)
-        raise
-    finally:
-        for process, _ in children:
-            os.waitpid(process, 0)
+    shares = _shares([functools.partial(_work, grid, part, count) for part in range(count)])
     whole = [share for share in shares if share is not None]
     if len(whole) < count or conflict([(share.reads, share.writes) for share in whole]):
         return False
@@ -76,14 +71,40 @@ def run(grid: Grid, processes: int) -> bool:
     return True
 
 
-def _fork(work: Callable[[], _Share | None]) -> tuple[int, int]:
+def _shares(works: list[Callable[[], _Share | None]]) -> list[_Share | None]:
+    """What processes of their own make of each; none where the system has no room for so many."""
+    children: list[tuple[int, BinaryIO]] = []  # process, and where its share can be read
+    done = False
+    try:
+        for work in works:
+            children.append(_fork(work))  # noqa: PERF401 - one may fail
+        shares = [_receive(source) for _, source in children]
+        done = True
+    except OSError:
+        return []
+    finally:
+        for process, source in children:
+            source.close()
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # somebody else has waited for it
+                if not done:
+                    os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+    return shares
+
+
+def _fork(work: Callable[[], _Share | None]) -> tuple[int, BinaryIO]:
     source, sink = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not touch
-        process = os.fork()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not touch
+            process = os.fork()
+    except BaseException:
+        os.close(source)
+        os.close(sink)
+        raise
     if process:
         os.close(sink)
-        return process, source
+        return process, os.fdopen(source, "rb")
     try:
         os.close(source)
         with os.fdopen(sink, "wb") as file:
@@ -92,12 +113,11 @@ def _fork(work: Callable[[], _Share | None]) -> tuple[int, int]:
         os._exit(0)  # nothing of the parent's is to be finished here
 
 
-def _receive(source: int) -> _Share | None:
-    with os.fdopen(source, "rb") as file:
-        try:
-            share: _Share | None = pickle.load(file)
-        except (EOFError, pickle.UnpicklingError):  # the process died
-            return None
+def _receive(source: BinaryIO) -> _Share | None:
+    try:
+        share: _Share | None = pickle.load(source)
+    except (EOFError, pickle.UnpicklingError):  # the process died
+        return None
     return share
 
 
@@ -108,6 +128,7 @@ def _work(grid: Grid, part: int, count: int) -> _Share | None:
     grid.free_sms = max(largest, grid.sms // count)
     footprint = grid.footprint = Footprint(grid.memory)
     try:
+        _make_private(grid)
         with np.errstate(all="ignore"):
             grid.run()
     except Exception:
@@ -118,6 +139,22 @@ def _work(grid: Grid, part: int, count: int) -> _Share | None:
     numbers = grid.ended, grid.ended_ctas, grid.ended_warps, grid.queue.completed, grid.scheduler.turns
     sums = grid.counters.sums()
     return _Share(footprint.reads, footprint.writes, footprint.changes(), sums, grid.counts, numbers, spans)
+
+
+def _make_private(grid: Grid) -> None:
+    """In a child: copies the memory in which the parent would see what is written.
+
+    Raises OSError where the system does not say which that is.
+    """
+    shared = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            places, permissions, _ = line.split(maxsplit=2)
+            if permissions.endswith("s"):
+                shared.append(tuple(int(place, 16) for place in places.split("-")))
+    for region in grid.memory.regions:
+        if any(start < region.end and region.base < end for start, end in shared):
+            region.replace(region.data.copy())
 
 
 def _merge(grid: Grid, share: _Share) -> None:

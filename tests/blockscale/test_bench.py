@@ -9,7 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 import blockscale.bench.run as running
-from blockscale.bench import plots, record, timing
+import blockscale.cli.bench as command
+from blockscale.bench import ceilings, plots, record, rivals, timing
 from blockscale.bench.record import Measured
 from blockscale.bench.timing import Candidate, Truth, Wrong
 from blockscale.cli.app import app
@@ -119,12 +120,16 @@ def test_who_is_behind():
     assert not record.lost(_measured({"ours": [99.0]}), ["humming"])
 
 
-def test_a_loss_is_measured_five_times(monkeypatch):
+@pytest.mark.parametrize(
+    ("slow_ones", "lost"), [((), False), ((1,), False), ((1, 2), False), ((1, 4, 5), True), ((2, 3, 4), False)]
+)
+def test_a_loss_is_measured_five_times(monkeypatch, slow_ones, lost):
+    """All five, whatever the second says: noise must not choose when to stop."""
     rounds = []
 
     def race(candidates, right, count):
         rounds.append(count)
-        slow = 2.0 if len(rounds) < 3 else 1.0
+        slow = 2.0 if len(rounds) in slow_ones else 1.0
         return {"ours": [slow * 10.0] * count, "humming": [10.0] * count}
 
     monkeypatch.setattr(running, "race", race)
@@ -133,9 +138,9 @@ def test_a_loss_is_measured_five_times(monkeypatch):
     product = running.Product(torch.zeros(8, 64), _weight())
     asked = running.Asked([(8, 16, 64)], ["humming"], rounds=7)
     one = running._measure(asked, product, Truth(X, X), ["humming"], 1.0, {})
-    assert rounds == [7] * 5
-    assert one.us == {"ours": [20.0, 20.0, 10.0, 10.0, 10.0], "humming": [10.0] * 5}
-    assert not record.lost(one, ["humming"])
+    assert rounds == [7] * (5 if 1 in slow_ones else 1)
+    assert one.us["ours"] == [20.0 if i + 1 in slow_ones else 10.0 for i in range(len(rounds))]
+    assert record.lost(one, ["humming"]) == lost
 
 
 def _weight():
@@ -196,6 +201,57 @@ def _run(*arguments):
 def test_arguments_that_are_refused(arguments, message):
     run = _run(*arguments)
     assert (run.exit_code, message in run.stderr) == (2, True), run.stderr
+
+
+def _without(monkeypatch, *names):
+    reasons = {name: f"{name} is not installed" for name in names}
+    monkeypatch.setattr(rivals, "why_not", reasons.get)
+
+
+def test_a_rival_that_is_not_there(monkeypatch):
+    _without(monkeypatch, "humming")
+    run = _run("1", "64", "64", "--rival", "humming")
+    assert run.exit_code == 2
+    assert "--rival: 'humming' cannot be measured: humming is not installed" in run.stderr
+    _measures(monkeypatch)
+    run = _run("8", "8192", "8192")
+    assert run.exit_code == 0, run.stderr
+    assert "without humming: humming is not installed; no product can be lost to it" in run.stderr
+    assert "humming" not in _run("8", "8192", "8192", "--rival", "cublas").stderr
+
+
+def _measures(monkeypatch):
+    """A GPU's work, done."""
+    monkeypatch.setattr(command, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(running, "measure", lambda *arguments: [_measured({"ours": [10.0], "cublas": [20.0]})])
+    monkeypatch.setattr(ceilings, "copying", lambda *arguments: 4300.0)
+    monkeypatch.setattr(ceilings, "multiplying", lambda *arguments: {"bf16": 760.0})
+    of = {"gpu": "GPU", "date": "2026-01-01", "versions": {}}
+    monkeypatch.setattr(record, "circumstances", lambda *arguments: of)
+
+
+@pytest.mark.parametrize("option", ["--record", "--plot"])
+def test_where_nothing_can_be_written_nothing_is_measured(option, tmp_path, monkeypatch):
+    _measures(monkeypatch)
+    monkeypatch.setattr(running, "measure", lambda *arguments: pytest.fail("measured"))
+    for path in (tmp_path, tmp_path / "none" / "a.svg"):
+        run = _run("1", "64", "64", option, str(path))
+        assert (run.exit_code, f"{option}: {path} cannot be written: " in run.stderr) == (2, True), run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_is_there_whatever_becomes_of_the_plot(tmp_path, monkeypatch):
+    _measures(monkeypatch)
+    monkeypatch.setattr(plots, "check_matplotlib", lambda: None)
+
+    def fail(document, path):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(plots, "draw", fail)
+    files = tmp_path / "a.json", tmp_path / "a.svg"
+    run = _run("8", "8192", "8192", "--record", str(files[0]), "--plot", str(files[1]))
+    assert (run.exit_code, "disk full" in run.stderr) == (2, True)
+    assert record.from_json(json.loads(files[0].read_text()))[0].us["ours"] == [10.0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

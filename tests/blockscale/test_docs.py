@@ -1,6 +1,8 @@
 """What the documents show is what happens."""
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,15 @@ def test_the_worked_example_of_the_format():
     restored = x.clone()
     restored[0, 19] = 0
     assert torch.equal(q.dequantize(), restored)
+
+
+def test_hoppers_table_is_its_records(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
+    import bench_table
+
+    record = json.loads((ROOT / "benchmarks/records/hopper-table.json").read_text())
+    table = bench_table.markdown(bench_table.from_json(record))
+    assert table in (ROOT / "docs/hopper.md").read_text(), "run: python tools/bench_table.py"
 
 
 def _python_blocks(path):

@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 from operands import every_code_and_scale, same_bits, same_tensor
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import blockscale as bs
 from blockscale import reference
@@ -88,6 +90,56 @@ def test_padding_is_zero():
     assert values[:, 40:].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("shape", [(0, 128), (0, 3, 40), (3, 0, 40), (0, 130)])
+def test_no_rows_and_no_matrices(shape):
+    t = bs.quantize(torch.zeros(shape))
+    packed = t.with_layout("fragment")
+    assert same_tensor(packed, bs.quantize(torch.zeros(shape), layout="fragment"))
+    assert same_tensor(packed.with_layout("128x4"), t)
+    assert packed.dequantize().shape == shape
+    some = bs.quantize(torch.randn(2, 20, 40)).with_layout("fragment")
+    assert some[0, 3:3].shape == (0, 40)
+    assert some[1:1].shape == (0, 20, 40)
+    assert bs.gemm(torch.randn(3, 40), some[0, 3:3]).shape == (3, 0)
+
+
+@pytest.mark.parametrize("shape", [(17, 64), (33, 200), (16, 101), (5, 128)])
+def test_what_comes_has_its_padding_cleared(shape, tmp_path):
+    """Kernels multiply what is in padding, by zero, which is not zero for every garbage."""
+    t = every_code_and_scale(*shape).with_layout("fragment")
+    n, k = shape
+    inside = bs.NVFP4Tensor.from_parts(
+        torch.full((n, -(-k // 2)), 0xFF, dtype=torch.uint8),
+        torch.full((n, -(-k // 16)), 0x7E, dtype=torch.uint8).view(torch.float8_e4m3fn),
+        shape=shape,
+        layout="linear",
+    ).with_layout("fragment")
+    dirty = torch.where(inside.codes == 0, 0xFF, t.codes)
+    again = bs.NVFP4Tensor.from_parts(dirty, t.scales, t.global_scale, shape=shape, layout="fragment")
+    assert (dirty != t.codes).any()
+    assert same_tensor(again, t)
+    path = tmp_path / "w.safetensors"
+    t.save(path)
+    parts = {**load_file(path), "codes": dirty}
+    with safe_open(path, framework="pt") as file:
+        save_file(parts, path, file.metadata())
+    assert same_tensor(bs.NVFP4Tensor.load(path), t)
+    whole = every_code_and_scale(32, 256).with_layout("fragment")
+    same = bs.NVFP4Tensor.from_parts(whole.codes, whole.scales, shape=(32, 256), layout="fragment")
+    assert same.codes is whole.codes  # without padding nothing is copied
+
+
+def test_a_scale_of_nan_is_nan():
+    """Also for kernels: 31 and 7 are the exponent and mantissa of a NaN in bf16 and fp16 alike."""
+    t = every_code_and_scale(33, 200, layout="linear")
+    t.scales.view(torch.uint8)[3, 4] = 0x7F
+    packed = t.with_layout("fragment")
+    assert int(fragment._recode(torch.tensor(0x7F, dtype=torch.uint8))) == 31 << 3 | 7
+    assert packed.linear_scales().view(torch.uint8)[3, 4] == 0x7F
+    assert packed.dequantize()[3, 64:80].isnan().all()
+    assert packed.dequantize().isnan().sum() == 16
+
+
 def test_batches():
     t = bs.quantize(torch.randn(2, 3, 20, 200))
     packed = t.with_layout("fragment")
@@ -143,6 +195,15 @@ def test_products_and_operators_take_it():
     assert same_bits(compiled(x), bs.gemm(x, t))
     compiled = torch.compile(lambda x: bs.quantize(x, layout="fragment").dequantize(), backend="aot_eager")
     assert same_bits(compiled(x), bs.quantize(x).dequantize())
+
+
+def test_compiled_for_weights_of_any_size():
+    compiled = torch.compile(lambda x, w: bs.gemm(x, w), fullgraph=True, backend="aot_eager", dynamic=True)
+    values = torch.compile(lambda w: w.dequantize(), fullgraph=True, backend="aot_eager", dynamic=True)
+    for n, k in ((33, 200), (34, 200), (34, 328), (77, 640)):
+        x, w = torch.randn(4, k), bs.quantize(torch.randn(n, k)).with_layout("fragment")
+        assert same_bits(compiled(x, w), bs.gemm(x, w))
+        assert same_bits(values(w), w.dequantize())
 
 
 def test_what_is_refused():

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from programs.program import Array, Arrays, Launch, Map, Program
+from comparison.program import Array, Arrays, Launch, Map, Program
 
 import ptxemu
 from ptxemu.arguments import aligned

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from programs import tensor_maps
-from programs.program import Arrays, Launch, Map, Program
+from comparison import tensor_maps
+from comparison.program import Arrays, Launch, Map, Program
 
 GUARD = 1024  # bytes on both sides of an array
 _FILL = 0xA5

@@ -10,15 +10,15 @@ import numpy as np
 import on_emulator
 import on_gpu
 import pytest
-import record
+import silicon
 import torch
-from programs import FAMILIES, convert, refused, singles, tensor_maps
-from programs.program import Program, digests, first_difference
+from comparison import FAMILIES, convert, refused, singles, tensor_maps
+from comparison.program import Program, digests, first_difference
 
 from ptxemu.isa.errata import ERRATA, Erratum
 from ptxemu.machine.tensormap import InvalidTensorMap
 
-RECORD = json.loads(record.RECORD.read_text())["families"]
+RECORD = json.loads(silicon.RECORD.read_text())["families"]
 SCHEDULES = ("eager", "lazy", "fifo", "random")
 ELEMENTS = 96  # of a lane-wise program that run as PTX in CI; the rest goes through the same functions at once
 
@@ -114,7 +114,7 @@ def test_silicon_gives_the_same_bits(family: str) -> None:
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("family", ["f32 conversions", "tensor map bytes", "refused"])
 def test_silicon_gives_what_is_recorded(family: str) -> None:
-    assert record.record([family])[family] == RECORD[family]
+    assert silicon.record([family])[family] == RECORD[family]
 
 
 @pytest.mark.parametrize("erratum", ERRATA, ids=lambda e: e.program)

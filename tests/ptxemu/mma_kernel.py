@@ -87,7 +87,10 @@ def names(first: int, count: int) -> str:
 
 
 def text(form: Form, target: str, extra: str = "", times: int = 1) -> str:
-    """A kernel that loads A, B, C and two words (scales) a lane, 16 registers in all, multiplies and stores D."""
+    """A kernel that loads A, B, C and two words (scales) a lane, 16 registers in all, multiplies and stores D.
+
+    The low half of the second word is in h0 too.
+    """
     a, b, c = form.registers()
     operands = f"{names(0, a)}, {names(4, b)}, {names(8, c)}{extra}"
     rows = "\n".join(f"ld.global.b32 r{i}, [d0+{4 * i}];" for i in range(14))
@@ -106,6 +109,7 @@ def text(form: Form, target: str, extra: str = "", times: int = 1) -> str:
         mad.wide.u32 d0, r30, 64, d0;
         mad.wide.u32 d1, r30, 16, d1;
         {rows}
+        cvt.u16.u32 h0, r13;
         {f"{form.opcode} {names(20, c)}, {operands};" * times}
         {stores}
         ret;

@@ -166,7 +166,7 @@ def test_devices_that_cannot_be(options: dict[str, Any], message: str) -> None:
 )
 def test_targets(target: str, chips: str) -> None:
     text = RECORD.replace("sm_100a", target)
-    for name in ptxemu.device.TARGETS:
+    for name in ptxemu.device.CHIPS:
         device = ptxemu.Device(name)
         if name[3:-1] in chips.split():
             device.launch(text, args=[OUT, 1])

@@ -228,6 +228,7 @@ APPROXIMATE: list[tuple[str, str, int, Callable[..., float], float]] = [
     ("sqrt.approx.f32 d, a", "f32", 1, math.sqrt, 2.0**-23),
     ("rsqrt.approx.f32 d, a", "f32", 1, lambda a: 1 / math.sqrt(a), 2.0**-22),
     ("rsqrt.approx.f64 d, a", "f64", 1, lambda a: 1 / math.sqrt(a), 2.0**-22),
+    ("rsqrt.approx.ftz.f64 d, a", "f64", 1, lambda a: 1 / math.sqrt(a), 2.0**-20),
     ("sin.approx.f32 d, a", "f32", 1, math.sin, 2.0**-20),
     ("cos.approx.f32 d, a", "f32", 1, math.cos, 2.0**-20),
     ("lg2.approx.f32 d, a", "f32", 1, math.log2, 2.0**-22),

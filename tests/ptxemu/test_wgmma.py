@@ -249,10 +249,11 @@ REFUSED = [
     ("%d0, %d1, %d2", "%d0, %d1", ptxemu.ParseError, "a vector of 3 where one of 4 is expected"),
     ("m64n8k16", "m64n12k16", ptxemu.UnknownInstruction, "m64n12k16"),
     ("m64n8k16", "m64n8k32", ptxemu.UnknownInstruction, "m64n8k32"),
-    (", %add, 1, 1", ", %add, 2, 1", ptxemu.LaunchError, r"imm-scale-a, imm-scale-b are \(2, 1\); allowed: 1 and -1"),
-    ("1, 1, 0, 0;", "1, 1, 0, 3;", ptxemu.LaunchError, r"imm-trans-a, imm-trans-b are \(0, 3\); allowed: 0 and 1"),
+    (", %add, 1, 1", ", %add, 2, 1", ptxemu.ParseError, "the constant 2 where one of 1, -1 is expected"),
+    ("1, 1, 0, 0;", "1, 1, 0, 3;", ptxemu.ParseError, "the constant 3 where one of 0, 1 is expected"),
     ("1, 1, 0, 0;", "%w0, 1, 0, 0;", ptxemu.ParseError, "an operand that is no constant"),
     ("wait_group.sync.aligned 0", "wait_group.sync.aligned %w0", ptxemu.ParseError, "an operand that is no constant"),
+    ("wait_group.sync.aligned 0", "wait_group.sync.aligned -1", ptxemu.ParseError, "the constant -1 is negative"),
     ("%a0, %b0, %add", "%w0, %b0, %add", ptxemu.ParseError, "a register of 32 bits, where .b64 is expected"),
     (MMA, f"    add.u64 %a0, %a0, %wide;\n{MMA}", ptxemu.MemoryFault, "different values of the desc"),
     (MMA, f"    mov.u64 %a0, 0x8000;\n{MMA}", ptxemu.Error, "bits 14-15, 30-31, 46-48 and 52-61 must"),
@@ -335,12 +336,28 @@ def test_a_read_before_the_wait_shows_no_result() -> None:
     launch(text, checks="none")
 
 
+COMMIT, IN_FLIGHT = "    wgmma.commit_group.sync.aligned;\n", "register of a wgmma in flight"
+JOINED = "    @%odd bra over;\n    mov.b32 %f0, %d0;\nover:\n    bar.warp.sync -1;\n"
+JOINED += "    wgmma.wait_group.sync.aligned 0;\n    mov.b32 %d0, %f0;\n"
+ODD = """
+    .reg .pred %odd;
+    and.b32 %f0, %thread, 1;
+    setp.ne.u32 %odd, %f0, 0;
+    setp.ge.u32 %more, %thread, 0;
+    bar.sync 0;
+"""
 UNTIDY = [
     ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;",
      {"register of a wgmma in flight", "wgmma not waited for"}),
     ("    wgmma.fence.sync.aligned;\n", "", {"missing wgmma.fence"}),
     (MMA, f"    add.u32 %d0, %d0, 0;\n{MMA}", {"missing wgmma.fence"}),
     (MMA, f"    mov.u32 %d0, 0;\n{MMA}", set()),
+    (", %add, 1", ", 1, 1", set()),
+    (", %add, 1", ", 0, 1", set()),
+    (COMMIT, f"{COMMIT}    @%odd mov.b32 %f0, %d0;\n", {IN_FLIGHT}),
+    (COMMIT, f"{COMMIT}    @%odd mov.b32 %d0, %f0;\n", {IN_FLIGHT}),
+    (COMMIT, f"{COMMIT}    @%more mov.b32 %f0, %d0;\n", set()),
+    (COMMIT, f"{COMMIT}{JOINED}", {IN_FLIGHT}),
     ("    fence.proxy.async.shared::cta;\n", "", {"missing fence.proxy.async"}),
     ("    bar.sync 0;\n", "", {"race", "missing fence.proxy.async"}),
 ]  # fmt: skip
@@ -351,6 +368,103 @@ UNTIDY = [
 def test_findings(before: str, after: str, kinds: set[str], schedule: str) -> None:
     text = Program().text
     assert before in text
-    report = launch(text.replace(before, after), schedule=schedule, on_finding="collect")
+    text = text.replace(before, after)
+    if "%odd" in text or "%more" in after:
+        text = text.replace("    bar.sync 0;\n", ODD)
+    report = launch(text, schedule=schedule, on_finding="collect")
     assert {f.kind for f in report.findings} <= kinds
     assert bool(report.findings) == bool(kinds)
+
+
+CHAIN = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry k()
+{{
+    .shared .align 128 .b8 matrix[8192];
+    .reg .b32 place, d0, d1, d2, d3, a0, a1, a2, a3, zero;
+    .reg .b64 descriptor;
+    .reg .pred p;
+    mov.u32 place, %tid.x;
+    mad.lo.u32 place, place, 16, 1024;
+    st.shared.v4.b32 [place], {{0, 0, 0, 0}};
+    st.shared.v4.b32 [place+2048], {{0, 0, 0, 0}};
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    mov.u32 place, matrix;
+    cvt.u64.u32 descriptor, place;
+    shr.u64 descriptor, descriptor, 4;
+    or.b64 descriptor, descriptor, 0x80000;
+    mov.b32 a0, 0;
+    mov.b32 a1, 0;
+    mov.b32 a2, 0;
+    mov.b32 a3, 0;
+    wgmma.fence.sync.aligned;
+    {body}
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+}}
+"""
+D, A = "{d0, d1, d2, d3}", "{a0, a1, a2, a3}"
+F16 = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {}, {}, descriptor, {}, 1, 1, 0;"
+SHARED = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {}, descriptor, descriptor, {}, 1, 1, 0, 0;"
+BF16 = F16.replace("f32.f16.f16", "f32.bf16.bf16")
+CHAINS = [
+    (F16.format(D, A, 0) + BF16.format(D, A, 1), set()),
+    (F16.format(D, A, 0) + F16.replace("f32.f16.f16", "f16.f16.f16").format("{d0, d1}", A, 0), set()),
+    (
+        F16.format(D, A, 0) + f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {D}, {A}, descriptor, 1, 1, 1;",
+        {IN_FLIGHT},
+    ),
+    (
+        F16.format(D, A, 0) + F16.replace("{}, {},", "{}, descriptor,").replace("1, 0;", "1, 0, 0;").format(A, 0),
+        {IN_FLIGHT},
+    ),
+    (F16.format(D, A, 0) + F16.format(D, A, 1), set()),
+]
+
+
+@pytest.mark.parametrize(("body", "kinds"), CHAINS)
+def test_operations_that_share_registers(body: str, kinds: set[str]) -> None:
+    """Those of one shape may share an accumulator, whatever their types; none may fill what another one reads."""
+    for schedule in ("eager", "lazy"):
+        device = ptxemu.Device("sm_90a", schedule=schedule, on_finding="collect")
+        report = device.launch(CHAIN.format(body=body), block=(128,))
+        assert {f.kind for f in report.findings} == kinds
+
+
+@pytest.mark.parametrize("threads", [32, 96, 120, 160])
+def test_part_of_a_warpgroup(threads: int) -> None:
+    with pytest.raises(
+        ptxemu.MemoryFault, match=f"of {threads} threads, starts none|lanes 0xffffff of the warp issue it"
+    ):
+        ptxemu.Device("sm_90a").launch(CHAIN.format(body=F16.format(D, A, 0)), block=(threads,))
+
+
+def test_lanes_that_have_ended() -> None:
+    leave = "mov.u32 place, %laneid; setp.eq.u32 p, place, 3; @p exit;"
+    with pytest.raises(ptxemu.MemoryFault, match="lanes 0xfffffff7 of the warp issue it; all 32 have to"):
+        ptxemu.Device("sm_90a").launch(CHAIN.format(body=leave + F16.format(D, A, 0)), block=(128,))
+
+
+ALIGNED = [
+    "wgmma.fence.sync.aligned;",
+    "wgmma.commit_group.sync.aligned;",
+    "wgmma.wait_group.sync.aligned 0;",
+    F16.format(D, A, 0),
+    "setmaxnreg.dec.sync.aligned.u32 24;",
+    "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {d0}, [place];",
+    "stmatrix.sync.aligned.m8n8.x1.shared.b16 [place], {a0};",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d0, d1, d2, d3}, {a0, a1, a2, a3}, {a0, a1}, {a0, a1, a2, a3};",
+    "barrier.sync.aligned 0;",
+]
+
+
+@pytest.mark.parametrize("instruction", ALIGNED)
+def test_a_guard_that_divides_an_aligned_instruction(instruction: str) -> None:
+    lanes = "mov.u32 zero, %laneid; and.b32 zero, zero, 1; setp.{} p, zero, 0; @p {}"
+    with pytest.raises(ptxemu.MemoryFault, match="all lanes of a warp or by none: its guard lets 0xaaaaaaaa through"):
+        ptxemu.Device("sm_90a").launch(CHAIN.format(body=lanes.format("ne.u32", instruction)), block=(128,))
+    for same in ("ge.u32", "lt.u32"):
+        ptxemu.Device("sm_90a", checks="none").launch(CHAIN.format(body=lanes.format(same, instruction)), block=(128,))

@@ -23,7 +23,7 @@ from blockscale.entry import alignments
 from blockscale.launch import cuda, emulated
 from blockscale.plan import Launcher, Plan
 from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
-from blockscale.tensor import NVFP4Tensor
+from blockscale.tensor import KERNEL_ALIGN, NVFP4Tensor
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -146,7 +146,7 @@ class Call:
 
     @functools.cached_property
     def aligned(self) -> tuple[tuple[int, int], ...]:
-        return alignments(self.plan.family.ENTRY, OUT_BYTES.get(self.out_dtype, 1))
+        return alignments(self.plan.family.ENTRY, OUT_BYTES.get(self.out_dtype, KERNEL_ALIGN))
 
     def __call__(
         self,
@@ -216,7 +216,8 @@ class Call:
             at = given[i].data_ptr()
             if at % align:
                 if i in entry.outputs or not (given[i].is_cpu or given[i].dtype in DTYPE_NAMES):
-                    name = TITLES.get(names[i], names[i])
+                    quantised = names[i] == "out" and self.out_dtype == NVFP4
+                    name = "out.codes" if quantised else TITLES.get(names[i], names[i])
                     raise ValueError(f"{name}: at address {at:#x}, expected a multiple of {align} bytes")
                 moved[i] = given[i].clone()
         return moved

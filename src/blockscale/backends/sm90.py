@@ -2,9 +2,10 @@
 `kernels/sm90.py`. Everything else, and more rows than kernels are good for: operands are expanded on the device,
 exactly, and go through torch's matmul; no weight is kept expanded, so that saves memory and costs time.
 
-What keeps the result contract of tensor cores: code x scale has six significand bits and lies between 2^-10 and 2688,
+What the result rests on: code x scale has six significand bits and lies between 2^-10 and 2688,
 exact in bf16 and fp16, so products are exact and sums are fp32; global scales, alpha, bias and activation come after,
-in fp32. Nothing looks at a value or copies from the host, so a call can be captured in a CUDA graph.
+in fp32. What torch's matmul loses of long sums, docs/hopper.md says. Nothing looks at a value or copies from the host,
+so a call can be captured in a CUDA graph.
 """
 
 from __future__ import annotations

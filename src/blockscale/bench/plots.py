@@ -10,7 +10,13 @@ from typing import Any
 from blockscale.bench.record import Measured, from_json
 
 INSTALL = "pip install '.[plots]' in a clone of the repository"
-STYLES = {"ours": ("#1b7f3b", "o"), "humming": ("#7a4fb5", "s"), "cublas": ("#c2571a", "^")}
+STYLES = {
+    "ours": ("#1b7f3b", "o"),
+    "ours, ahead": ("#6cbf84", "o"),
+    "humming": ("#7a4fb5", "s"),
+    "cublas": ("#c2571a", "^"),
+    "expand + cublas": ("#b8860b", "v"),
+}
 OTHER = ("#8a8a8a", "v")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ def ours(product: Product, config: Config | None = None) -> Candidate:
 
 
 def ahead(product: Product) -> Candidate:
-    """The same, with weights read before the kernel ahead in the stream has ended, which is the user's to allow."""
+    """The same, with weights read before the kernels ahead in the stream have ended, which is the user's to allow."""
     (m, k), n = product.x.shape, product.weight.shape[0]
     chosen = blockscale.config_for(m, n, k)  # for bf16, and fp16 gets the same
     return replace(ours(product, replace(chosen, ahead=True)), name=AHEAD)
@@ -76,7 +76,7 @@ def expanded(product: Product) -> Candidate:
 
 def humming(product: Product) -> Candidate:
     """The package humming-kernels, by its own heuristics for so many rows. It adds partial sums in the dtype of the
-    result, which is ten times as inexact as the contract."""
+    result, and is held to `HUMMING_TOLERANCE` times what the contract allows."""
     from humming.layer import HummingLayer
     from humming.tune import get_heuristics_config
 
@@ -113,6 +113,11 @@ def why_not(rival: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         return f"{needs} is not installed"
     return None
+
+
+def missing(names: Sequence[str]) -> dict[str, str]:
+    """Those that cannot be measured here, and why."""
+    return {name: reason for name in names if (reason := why_not(name)) is not None}
 
 
 def _of_copies(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, progress, refusals
+from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, progress, refusals, say
 
 Dtype = Literal["bf16", "fp16"]
 Suite = Literal["table", "grid"]
@@ -39,8 +39,8 @@ def bench(
     """Time weight-only products, A (M, K) in bf16 or fp16 by an NVFP4 weight (N, K), from cold memory.
 
     Candidates take turns, each a CUDA graph; every result is compared with float64 before and after. Where a rival
-    that reads NVFP4 is more than 3% faster, all are measured five times before it counts as lost. Exit code 1: a
-    result is wrong, or a product is lost.
+    that reads NVFP4 is more than 3% faster, all are measured five times before it counts as lost. Rivals that are not
+    installed are named; asked for by --rival, they are an error. Exit code 1: a result is wrong, or a product is lost.
     """
     from blockscale.bench.run import Asked
     from blockscale.bench.timing import Wrong
@@ -55,18 +55,19 @@ def bench(
                 every_config=every_config,
                 rounds=rounds,
             )
-            document, lines, losses = _run(asked, plot)
-            if record is not None:
-                record.write_text(json.dumps(document, indent=1) + "\n")
+            for option, path in (("--record", record), ("--plot", plot)):
+                if path is not None:
+                    _check_writable(option, path)
+            document, lines, losses = _run(asked, record, plot)
     except Wrong as error:
-        typer.echo(f"blockscale: {error}", err=True)
+        say(str(error))
         raise typer.Exit(FAILED) from error
     if as_json:
         print_json(document)
     else:
         _show(document, lines)
     if losses:
-        typer.echo(f"blockscale: behind a rival by more than 3%: {', '.join(losses)}", err=True)
+        say(f"behind a rival by more than 3%: {', '.join(losses)}")
         raise typer.Exit(FAILED)
 
 
@@ -85,16 +86,33 @@ def _shapes(m: int | None, n: int | None, k: int | None, suite: Suite | None) ->
 
 
 def _rivals(asked: list[str] | None) -> list[str]:
-    from blockscale.bench.rivals import RIVALS
+    from blockscale.bench.rivals import EXACT, RIVALS, missing
 
     unknown = [name for name in asked or () if name not in RIVALS]
     if unknown:
         raise ValueError(f"--rival: {unknown[0]!r}, expected {', '.join(map(repr, RIVALS))}")
-    return list(RIVALS) if asked is None else asked
+    absent = missing(list(RIVALS) if asked is None else asked)
+    if asked is not None and absent:
+        name, reason = next(iter(absent.items()))
+        raise ValueError(f"--rival: {name!r} cannot be measured: {reason}")
+    for name, reason in absent.items():
+        say(f"without {name}: {reason}" + "; no product can be lost to it" * (name in EXACT))
+    return list(dict.fromkeys(RIVALS if asked is None else asked))
 
 
-def _run(asked: Any, plot: Path | None) -> tuple[dict[str, Any], list[list[str]], list[str]]:
-    """The record, a row a product for the table, and the products that are lost."""
+def _check_writable(option: str, path: Path) -> None:
+    """That a file can be written there, before anything is measured; what is there stays as it is."""
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ValueError(f"{option}: {path} cannot be written: {error.strerror}") from error
+    if not there:
+        path.unlink()
+
+
+def _run(asked: Any, record_at: Path | None, plot: Path | None) -> tuple[dict[str, Any], list[list[str]], list[str]]:
+    """The record, a row a product for the table, and the products that are lost; files are written."""
     from blockscale.bench import ceilings, plots, record
     from blockscale.bench import run as running
     from blockscale.bench.rivals import EXACT
@@ -110,6 +128,8 @@ def _run(asked: Any, plot: Path | None) -> tuple[dict[str, Any], list[list[str]]
         limits |= {f"{name}_tflop_per_s": round(speed, 1) for name, speed in speeds.items()}
         advance()
     document = record.as_json(measured, limits, record.circumstances(device, asked.rounds))
+    if record_at is not None:  # first, since a picture can be drawn again
+        record_at.write_text(json.dumps(document, indent=1) + "\n")
     if plot is not None:
         plots.draw(document, plot)
     losses = [f"{one.m}x{one.n}x{one.k}" for one in measured if record.lost(one, EXACT[1:])]

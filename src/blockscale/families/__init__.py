@@ -1,7 +1,7 @@
-"""What differs between GPU families: one module each, and everything else asks it through `of(target)`.
+"""What differs between GPU families: one package each, and everything else asks it through `of(target)`.
 
 A family says which configurations can be built and serve a problem, which to choose and why, what its kernel takes and
-what stands behind that. The modules are data and pure functions; only `kernel` needs the compiler.
+what stands behind that. The packages are data and pure functions; only `kernel` needs the compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_EXTENT = 2**31 - 1024  # kernels have 32-bit sizes, and add up to a bloc
 
 
 class Family(Protocol):
-    """What a family's module has.
+    """What a family's package has.
 
     Attributes:
         CODE_FIELDS, CALL_FIELDS: the fields of `Config` that decide a kernel's code, and those that are arguments of a
@@ -51,6 +51,9 @@ class Family(Protocol):
 
     def kernel(self, problem: Problem, target: Target, config: Config) -> Any:
         """The kernel, an object whose `__call__` takes `ENTRY`. Imports the compiler."""
+
+    def premature(self, config: Config, early: list[str]) -> list[str]:
+        """Of the instructions on global memory that come before the wait, those that may not."""
 
     def tensors(
         self,

@@ -12,16 +12,17 @@ the high half; `FIELDS` says where in its half a code's bits are. They lie so th
 shift and a mask, and the fourth by a mask, a shift, a product and a mask.
 
 A scale is recoded from E4M3 to 5 bits of exponent and 3 of mantissa, without subnormals: (1 + m / 8) x 2^(e - 22), and
-0 for 0. Put at bits 4 to 11 of a half, it is a bf16 number but for the upper bits of its exponent. The low half of a
-word belongs to row g, the high half to row g + 8; the scale of the even block is at these bits, that of the odd block
-is there once the word is turned left by 8.
+0 for 0. NaN, which no valid tensor has, is e = 31 and m = 7, and NaN for kernels too. Put at bits 4 to 11 of a half, it
+is a bf16 number but for the upper bits of its exponent. The low half of a word belongs to row g, the high half to row
+g + 8; the scale of the even block is at these bits, that of the odd block is there once the word is turned left by 8.
 
-The same number of bytes as rows and blocks need in any layout; unpacking gives back every code and every scale. Nothing
+But for the padding it takes as many bytes as any layout; unpacking gives back every code and every scale. Nothing
 here looks at a value or copies from the host, so that both ways can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -35,6 +36,7 @@ UNIT_BYTES = ROWS * DEPTH * 9 // 16
 CODE_BYTES = ROWS * DEPTH // 2
 # For each pair of a word, where bits 3 (sign), 2, 1 (exponent) and 0 (mantissa) of a code are in a half.
 FIELDS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 11, 10, 14))
+NAN = 0xFF  # of a recoded scale
 SCALE_SHIFT = 4
 SCALE_TURN = 8
 _PIECE = 1 << 23  # codes that are turned at a time: bounds what is held beside operand and result
@@ -58,9 +60,12 @@ def pack(codes: Tensor, scales: Tensor) -> Tensor:
     *batch, n, blocks = scales.shape
     out = torch.empty(shape(batch, n, blocks), dtype=torch.uint8, device=codes.device)
     units = out.shape[-2]
-    flat = out.view(-1, units, UNIT_BYTES)
-    rows = functional.pad(codes, (0, units * DEPTH // 2 - codes.shape[-1], 0, -n % ROWS)).view(len(flat), ROWS, -1)
-    of_rows = functional.pad(scales, (0, units * DEPTH // BLOCK - blocks, 0, -n % ROWS)).view(len(flat), ROWS, -1)
+    tiles = math.prod(out.shape[:-2])
+    flat = out.view(tiles, units, UNIT_BYTES)
+    rows, of_rows = (
+        functional.pad(t, (0, width - t.shape[-1], 0, -n % ROWS)).view(tiles, ROWS, width)
+        for t, width in ((codes, units * DEPTH // 2), (scales, units * DEPTH // BLOCK))
+    )
     for piece in _pieces(flat):
         flat[piece, :, :CODE_BYTES] = _code_words(rows[piece]).view(torch.uint8).view(-1, units, CODE_BYTES)
         scale_words = _scale_words(of_rows[piece]).view(torch.uint8)
@@ -71,7 +76,7 @@ def pack(codes: Tensor, scales: Tensor) -> Tensor:
 def unpack(packed: Tensor, n: int, blocks: int) -> tuple[Tensor, Tensor]:
     """The codes, uint8 (..., n, 8 x blocks), and the scales, uint8 (..., n, blocks), that `pack` was given."""
     *batch, tiles, units, _ = packed.shape
-    flat = packed.reshape(-1, units, UNIT_BYTES)
+    flat = packed.reshape(math.prod(packed.shape[:-2]), units, UNIT_BYTES)
     codes = torch.empty(len(flat), ROWS, units * DEPTH // 2, dtype=torch.uint8, device=packed.device)
     scales = torch.empty(len(flat), ROWS, units * DEPTH // BLOCK, dtype=torch.uint8, device=packed.device)
     for piece in _pieces(flat):
@@ -140,19 +145,21 @@ def _scales(words: Tensor) -> Tensor:
 
 
 def _recode(scales: Tensor) -> Tensor:
-    """int32, 5 bits of exponent and 3 of mantissa, from E4M3 bytes."""
+    """int32, 5 bits of exponent and 3 of mantissa, from E4M3 bytes; their sign is lost."""
     exponent, mantissa = (scales >> 3 & 15).to(torch.int32), (scales & 7).to(torch.int32)
     leading = (mantissa >= 2).to(torch.int32) + (mantissa >= 4)  # place of a subnormal's leading bit
     normal = exponent + 15 << 3 | mantissa
     subnormal = leading + 13 << 3 | mantissa << 3 - leading & 7
-    return torch.where(exponent > 0, normal, torch.where(mantissa > 0, subnormal, 0))
+    recoded = torch.where(exponent > 0, normal, torch.where(mantissa > 0, subnormal, 0))
+    return torch.where(scales & 127 == 127, NAN, recoded)
 
 
 def _restore(recoded: Tensor) -> Tensor:
     """E4M3 bytes, uint8, from what `_recode` made of them."""
     exponent, mantissa = (recoded >> 3) - 15, recoded & 7
     subnormal = (mantissa | 8) >> (1 - exponent).clamp(0, 31)
-    return torch.where(exponent > 0, exponent << 3 | mantissa, subnormal).to(torch.uint8)
+    restored = torch.where(exponent > 0, exponent << 3 | mantissa, subnormal)
+    return torch.where(exponent > 15, 127, restored).to(torch.uint8)  # those that are no number of a kernel's
 
 
 def _turn_left(words: Tensor, bits: int) -> Tensor:

@@ -202,29 +202,11 @@ class Sm100Gemm:
 
     @cute.jit
     def __call__(
-        self,
-        a: cute.Pointer,
-        b: cute.Pointer,
-        sfa: cute.Pointer,
-        sfb: cute.Pointer,
-        out: cute.Pointer,
-        unit_a: cute.Pointer,
-        unit_b: cute.Pointer,
-        alpha: cute.Pointer,
-        bias: cute.Pointer,
-        sf_out: cute.Pointer,
-        unit_out: cute.Pointer,
-        factor: Float64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        ld_out: Int64,
-        batch: Int32,
-        batch_a: Int32,
-        batch_b: Int32,
-        ctas: Int32,
-        stream: cuda.CUstream,
-    ):
+        self, a: cute.Pointer, b: cute.Pointer, sfa: cute.Pointer, sfb: cute.Pointer, out: cute.Pointer,
+        unit_a: cute.Pointer, unit_b: cute.Pointer, alpha: cute.Pointer, bias: cute.Pointer, sf_out: cute.Pointer,
+        unit_out: cute.Pointer, factor: Float64, m: Int32, n: Int32, k: Int32, ld_out: Int64, batch: Int32,
+        batch_a: Int32, batch_b: Int32, ctas: Int32, stream: cuda.CUstream,
+    ):  # fmt: skip
         """Launches out = act(unit_a x unit_b x alpha x factor x a @ b^T + bias) for every matrix of a batch.
 
         Args:

@@ -24,7 +24,8 @@ Activations are operand B (8 columns), so that one token costs as much as eight.
 else: what a CTA waits for is memory.
 
 `pdl`: the launch does not wait for the kernel before it in the stream to end. Until that has ended nothing is touched
-but weights, and these only with `ahead`, which is for weights that the kernel before does not write.
+but weights, and these only with `ahead`, which is for weights that no kernel before it in an unbroken chain of
+overlapped launches writes, nor the one ahead of that chain.
 
 Shared memory: barriers and alpha; each warp's sums; activations: `buffers` x tokens rows of chunk + 8 elements, the 8
 so that `ldmatrix` meets no bank twice.
@@ -39,22 +40,22 @@ from cutlass import Float32, Float64, Int32, Int64, cute
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, warpmma, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
-from blockscale.kernels.parts.ring import Ring
-from blockscale.kernels.parts.sums import Finish, Sums, finish, sum_bytes
+from blockscale.kernels.parts.hopper_memory import SKEW, WARPS_HEAD, of_warps, sum_bytes
+from blockscale.kernels.parts.ring import Ring, Slot
+from blockscale.kernels.parts.sums import Finish, Sums, finish
 from blockscale.kernels.parts.weights import Stream
 
 WARP = 32
 DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32}
-SKEW = 8  # elements between rows of activations beyond their own: 16 bytes
-HEAD_BYTES = 512  # of shared memory: barriers, then alpha
-ALPHA = HEAD_BYTES - 8
+ALPHA = WARPS_HEAD - 8  # where it lies in shared memory
 READY = 1  # the named barrier behind which barriers in shared memory may be used
 
 
-def layout(tokens: int, warps: int, chunk: int, buffers: int) -> tuple[int, int]:
-    """Where activations begin in shared memory, and the bytes of all of it."""
-    activations = -(-(HEAD_BYTES + warps * sum_bytes(tokens)) // 128) * 128
-    return activations, activations + buffers * tokens * (chunk + SKEW) * 2
+def expect_bytes(ring: Ring, slot: Slot, nbytes: Int32) -> None:
+    """As `Ring.expect_copies`, for bytes that only the launch knows: the ring declares none."""
+    ring.traced["fills"] += 1
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(ring.full + slot.index, nbytes)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Sm90WarpGemm:
         self.groups = -(-tokens // 8)  # of tokens that a product takes
         self.turns = chunk // (DEPTH * k_warps * depth)
         self.pitch = (chunk + SKEW) * 2  # bytes
-        self.first_buffer, self.smem_bytes = layout(tokens, self.warps, chunk, buffers)
+        self.first_buffer, self.smem_bytes = of_warps(tokens, self.warps, chunk, buffers)
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -199,7 +200,7 @@ class Sm90WarpGemm:
         activations.check()
 
     def sums(self, smem):
-        return Sums(smem + HEAD_BYTES, sum_bytes(self.tokens), self.row_warps, self.k_warps, 1)
+        return Sums(smem + WARPS_HEAD, sum_bytes(self.tokens), self.row_warps, self.k_warps, 1)
 
     @cute.jit
     def multiply(self, c, rows):
@@ -259,7 +260,7 @@ class Sm90WarpGemm:
             for i in cutlass.range(lane, tokens * missing, WARP, unroll=1):
                 async_copies.clear_16(buffer + i // missing * self.pitch + (there + i % missing * 8) * 2)
             cute.arch.sync_warp()
-            activations.expect_copies(slot, tokens * there * 2)
+            expect_bytes(activations, slot, tokens * there * 2)
             cute.arch.sync_warp()
             if lane < tokens:
                 source = origin + (Int64(lane) * ld_a + chunk * self.chunk) * 2

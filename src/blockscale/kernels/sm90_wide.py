@@ -42,25 +42,15 @@ from cutlass.memory import SmemAllocator
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
+from blockscale.kernels.parts.hopper_memory import GROUPS_HEAD, of_groups, warp_bytes
 from blockscale.kernels.parts.ring import Ring
-from blockscale.kernels.parts.sums import Finish, Sums, finish, sum_bytes
+from blockscale.kernels.parts.sums import Finish, Sums, finish
 from blockscale.kernels.parts.weights import Slots
 from blockscale.kernels.sm90 import DTYPES, READY, WARP
 
 GROUP = 4  # warps of a warpgroup
 HALF = DEPTH // 2  # k of a box, 128 bytes of a row
 STEPS = HALF // 16  # products of half a unit
-HEAD_BYTES = 1024  # of shared memory: barriers and alpha
-
-
-def warp_bytes(tokens: int, depth: int) -> int:
-    """Of shared memory that is a warp's own: weights, later sums."""
-    return -(-max((depth + 1) * UNIT_BYTES, sum_bytes(tokens)) // 128) * 128
-
-
-def smem_bytes(tokens: int, warps: int, depth: int, buffers: int) -> int:
-    """Of shared memory in all."""
-    return -(-(HEAD_BYTES + warps * warp_bytes(tokens, depth)) // 1024) * 1024 + buffers * tokens * DEPTH * 2
 
 
 @dataclass(frozen=True)
@@ -116,7 +106,7 @@ class Sm90GroupGemm:
         self.threads = WARP * (self.warps + 1)
         self.rows = ROWS * self.row_warps
         self.warp_bytes = warp_bytes(tokens, depth)
-        self.smem_bytes = smem_bytes(tokens, self.warps, depth, buffers)
+        self.smem_bytes = of_groups(tokens, self.warps, depth, buffers)
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -228,7 +218,7 @@ class Sm90GroupGemm:
             full: cute.struct.MemRange[Int64, self.buffers]
             empty: cute.struct.MemRange[Int64, self.buffers]
             alpha: cute.struct.MemRange[Float32, 2]
-            weights: cute.struct.Align[cute.struct.MemRange[Uint8, self.warps * self.warp_bytes], HEAD_BYTES]
+            weights: cute.struct.Align[cute.struct.MemRange[Uint8, self.warps * self.warp_bytes], GROUPS_HEAD]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, self.buffers * self.tokens * DEPTH], 1024]
 
         if Smem.size_in_bytes() != self.smem_bytes:

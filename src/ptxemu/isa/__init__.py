@@ -5,12 +5,12 @@ import importlib
 # Order matters only where two forms match the same text: the earlier one wins.
 CHAPTERS = (
     "integer",
-    "halfwords",
+    "integer_parts",
     "extended",
     "logic",
     "floating",
     "compare",
-    "compare_more",
+    "compare_pairs",
     "move",
     "convert",
     "memory",

@@ -18,7 +18,7 @@ __all__ = ["Jump", "Plan", "plan"]
 class Jump:
     """How a block ends: to `target` for the lanes of `guard` (all when it is None), to the next block for the others.
 
-    kind: "branch", "exit" or "indexed" (then `targets`, chosen by `index`).
+    kind: "branch", "exit" or "indexed" (then `targets`, chosen by `index`).  whole: all lanes have to go one way.
     """
 
     kind: str
@@ -27,6 +27,7 @@ class Jump:
     target: int = -1
     targets: tuple[int, ...] = ()
     index: Operand | None = None
+    whole: bool = False
 
 
 @dataclass
@@ -93,7 +94,7 @@ def plan(function: Function, widths: dict[str, int]) -> list[Plan]:
             block = fresh()
             if item.guard is not None:  # the lanes that the guard keeps out pass by
                 guard = Register(item.guard.name, 0, not item.guard.negated)
-                block.jump = Jump("branch", item.line, guard, block.index + 2)
+                block.jump = Jump("branch", item.line, guard, block.index + 2, whole=found.converge == "aligned")
                 block = fresh()
             block.body.append(found)
             if form.blocking or item.guard is not None:

@@ -42,6 +42,7 @@ def _orders(*modifiers: str) -> str:
     return " ".join(found)
 
 
+LAST_UNPACKED = 12  # the element types of tensormap.replace from here on are packed
 HINT, MULTICAST = "L2::cache_hint", "multicast::cluster"
 GROUPS = ("cta_group::1", "cta_group::2")
 TENSOR_EXTRAS = " ".join(dict.fromkeys(" ".join(_orders(MULTICAST, HINT, group) for group in GROUPS).split()))
@@ -450,6 +451,8 @@ def _replace(w: Warp, at: int, field: str, ordinal: int, value: int, space: str 
     memory, address = w.space(space or "", at, 1)
     if address % SIZE:
         raise InvalidTensorMap(f"tensormap.replace at {at:#x}: {SIZE}-byte alignment is needed")
+    if field == "elemtype" and value > LAST_UNPACKED and "narrow floats" not in w.grid.chip.has:
+        raise InvalidTensorMap(f"tensormap.replace.elemtype {value}: {w.grid.chip.name} has types 0 to {LAST_UNPACKED}")
     view = memory.view(address, SIZE, write=True)
     raw = bytearray(view.tobytes())
     replace_field(raw, field, value, ordinal)

@@ -90,7 +90,7 @@ def commit_group(w: Warp, m: int) -> None:
         w.agent.commit_groups(("bulk source", "bulk store"), m)
 
 
-@warp("cp.async.bulk.wait_group{.read} count")
+@warp("cp.async.bulk.wait_group{.read} count", {"count": "natural"})
 def wait_group(w: Warp, m: int, count: Value, *, read: bool) -> Generator[Wait, None, None]:
     """PTX 'cp.async.bulk.wait_group'.  Until all but the newest `count` groups are complete, or only read."""
     groups = groups_of(w)

@@ -165,7 +165,7 @@ def commit_group(w: Warp, m: int) -> None:
         w.agent.commit_groups(("cp.async",), 1)
 
 
-@warp("cp.async.wait_group count")
+@warp("cp.async.wait_group count", {"count": "natural"})
 def wait_group(w: Warp, m: int, count: Value) -> Generator[Wait, None, None]:
     """PTX 'cp.async.wait_group / cp.async.wait_all'.  Until all but the newest `count` groups are complete."""
     for operation in _groups(w).older(m, count):

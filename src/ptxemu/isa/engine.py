@@ -8,8 +8,11 @@ A form is one line of the manual's syntax with the function that carries it out:
 In the opcode, `.name` is a choice when a keyword argument of that name lists its values, and literal text otherwise;
 `{...}` is optional.  In the operands, `{, x}` is optional, `[a, b]` is an address with two parts, `<a>` a vector,
 `<+a>` one that is read and written, and `d|p` two results.
+Where the type of an operand is "u16 in 0 2", a constant in its place has to be one of these ("imm in 0 2": it has to be
+a constant), in a vector each of its constants one of those between `|`.
 Operands that the function does not take are its results when they come first, and ignored further back.  A choice, or
 an optional literal, reaches the function when it has a keyword-only parameter of that name (`::` becomes `_`).
+A parameter with a default need not be in the syntax.
 
 Four decorators, by what the function needs:
 
@@ -34,7 +37,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ptxemu.errors import ParseError, UnknownInstruction
-from ptxemu.isa.fit import misfit
+from ptxemu.isa.fit import Filled, misfit
 from ptxemu.text.module import Address, Instruction, Operand, Pair, Vector
 
 __all__ = ["Decoded", "Form", "Modifiers", "Value", "decode", "flow", "forms", "lanes", "matrix", "thread", "warp"]
@@ -90,9 +93,14 @@ class Form:
 
     def type_of(self, operand: str, modifiers: Mapping[str, str | bool | None]) -> str | None:
         """The PTX type of the named operand under these modifiers; None when the form gives it none."""
-        spec = self.operand_types.get(operand, "type")
+        spec = self.operand_types.get(operand, "type").partition(" in ")[0]
         found = modifiers.get(spec, spec)
         return None if found == "type" or found is None else str(found)
+
+    def constants(self, operand: str) -> tuple[tuple[int, ...], ...]:
+        """The constants that the named operand may be, or each element of a vector; empty: any."""
+        values = self.operand_types.get(operand, "").partition(" in ")[2]
+        return tuple(tuple(map(int, each.split())) for each in values.split("|")) if values else ()
 
     @property
     def blocking(self) -> bool:
@@ -230,6 +238,8 @@ def _make(
     names = {name for variant in variants for slot in variant for name in slot.names}
     if isinstance(operands, str):
         operands = dict.fromkeys(names, operands)
+    optional = {p.name for p in parameters if p.default is not p.empty}
+    taken = [name for name in taken if name in names or name not in optional]
     if missing := [name for name in taken if name not in names]:
         raise TypeError(f"{syntax}: {function.__name__} takes {missing}, which the syntax does not name")
     options = tuple(name for name in keywords if name in choices or name in flags or name == "parts")
@@ -349,15 +359,16 @@ def decode(instruction: Instruction, widths: Mapping[str, int] | None = None) ->
 
 def _slots(
     form: Form, modifiers: Modifiers, variant: tuple[Slot, ...], bound: Mapping[str, Operand]
-) -> Iterator[tuple[str, str | None, Operand, int | None]]:
-    """The operands with the shape, the type and the length of their slots, as `misfit` takes them."""
+) -> Iterator[Filled]:
+    """The operands with their slots, as `misfit` takes them."""
     lengths = form.lengths(modifiers) if form.lengths is not None else {}
     for slot in variant:
         for place, name in enumerate(slot.names):
             if slot.shape == "address":
-                yield "part" if place else "address", None, bound[name], None
+                yield Filled("part" if place else "address", None, bound[name])
             else:
-                yield slot.shape, form.type_of(name, modifiers), bound[name], lengths.get(name)
+                kind, count = form.type_of(name, modifiers), lengths.get(name)
+                yield Filled(slot.shape, kind, bound[name], count, form.constants(name))
 
 
 def _results(variant: tuple[Slot, ...], sources: tuple[str, ...]) -> tuple[str, ...]:

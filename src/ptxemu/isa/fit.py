@@ -8,40 +8,64 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ptxemu.isa.types import bits_of
 from ptxemu.text.module import Immediate, Label, Operand, Register, Symbol, Vector
 
-__all__ = ["misfit"]
+__all__ = ["CONSTANT", "Filled", "misfit"]
 
+CONSTANT = ("imm", "natural")  # what is no register
 _WIDER = re.compile(r"(ld|ldu|st|cvt)\..*")  # instructions whose registers may be wider than the type
 _COUNT = re.compile(r"\.(?:v|m8n8\.x)(\d+)\b")  # the elements that an opcode says its vector has
 _INTEGER = re.compile(r"[bus]\d+")
 _FLOATS = ("f16", "f32", "f64", "b16", "b32", "b64")  # what a float constant may be for
 
 
+@dataclass(frozen=True)
+class Filled:
+    """A slot of a form and the operand in it.
+
+    shape: "plain", "address", "pair", "vector", or "part": of an address, but its first.
+    kind: the PTX type, where the form gives one ("imm": a constant, "natural": one that is not negative).
+    count: its elements, where the form says that.  constants: those allowed, of the operand or of each element.
+    """
+
+    shape: str
+    kind: str | None
+    operand: Operand
+    count: int | None = None
+    constants: tuple[tuple[int, ...], ...] = ()
+
+    def reason(self) -> str | None:
+        """Why a constant is not among those allowed."""
+        items = self.operand.items if isinstance(self.operand, Vector) else (self.operand,)
+        for item, allowed in zip(items, self.constants, strict=False):
+            if isinstance(item, Immediate) and item.value not in allowed:
+                return f"the constant {item.value} where one of {', '.join(map(str, allowed))} is expected"
+        return None
+
+
 def misfit(
     opcode: str,
-    slots: Iterable[tuple[str, str | None, Operand, int | None]],
+    slots: Iterable[Filled],
     has_vec: bool,
     widths: Mapping[str, int],
 ) -> str | None:
     """Why the operands do not fit, or None.
 
-    slots: for each operand the shape of its slot ("plain", "address", "pair", "vector"), its PTX type where the form
-    gives one ("imm": a constant), the operand itself, and how many elements it has where the form says that; a slot of
-    an address but its first has the shape "part".
     has_vec: the form has a `{.vec}`, so that without one a vector has one element.  widths: bits of each register.
     """
     wider = _WIDER.fullmatch(opcode) is not None
-    for shape, kind, operand, count in slots:
-        if shape == "address":
+    for slot in slots:
+        operand = slot.operand
+        if slot.shape == "address":
             reason = _address(operand, widths)
-        elif shape == "vector" and isinstance(operand, Vector):
-            reason = _vector(opcode, kind, operand, count or _count(opcode, has_vec), wider, widths)
+        elif slot.shape == "vector" and isinstance(operand, Vector):
+            reason = _vector(opcode, slot.kind, operand, slot.count or _count(opcode, has_vec), wider, widths)
         else:
-            reason = _scalar(kind, operand, wider, widths)
-        if reason is not None:
+            reason = _scalar(slot.kind, operand, wider, widths)
+        if reason := reason or slot.reason():
             return reason
     return None
 
@@ -74,8 +98,10 @@ def _vector(
 
 def _scalar(kind: str | None, operand: Operand, wider: bool, widths: Mapping[str, int]) -> str | None:
     """kind None: any data that is no predicate."""
-    if kind == "imm":
-        return None if isinstance(operand, Immediate) and not operand.float_bits else "an operand that is no constant"
+    if kind in CONSTANT:
+        if not isinstance(operand, Immediate) or operand.float_bits:
+            return "an operand that is no constant"
+        return f"the constant {operand.value} is negative" if kind == "natural" and operand.value < 0 else None
     if isinstance(operand, Register):
         return _register(kind, operand, wider, widths)
     if isinstance(operand, Immediate) and kind is not None:

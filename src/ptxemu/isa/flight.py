@@ -4,7 +4,8 @@ PTX 'wgmma.mma_async': accessing the registers of an operation before wgmma.wait
 has to come between another access to a register and a wgmma that uses it, and before the first wgmma of a kernel.
 
 Copies of registers, and constants, are no accesses here: compilers leave them between operations, and the assembler
-renames registers.  So an accumulator is known by the array that it holds.
+renames registers.  So an accumulator is known by the array that it holds.  A copy that some lanes make and others do
+not is one: the register that it leaves holds parts of two.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ptxemu.isa.blocks import Plan
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.move import mov
 from ptxemu.isa.operands import registers_in
-from ptxemu.machine.warpgroup import issued_by
+from ptxemu.machine.warpgroup import in_flight, in_use, issued_by
 from ptxemu.machine.wgmma import Kind
 from ptxemu.text.module import Immediate, Operand, Register, Vector
 
@@ -30,7 +29,7 @@ __all__ = ["InFlight", "check_operands"]
 
 Touched = dict[str, frozenset[int]]  # the lines at which registers were accessed since the last fence
 START = ""  # stands for a register that the kernel's first fence is for
-IN_USE, NO_FENCE = "register of a wgmma in flight", "missing wgmma.fence"
+NO_FENCE = "missing wgmma.fence"
 
 
 class InFlight:
@@ -41,7 +40,7 @@ class InFlight:
         mmas = [found for plan in plans for found in plan.body if _is_mma(found)]
         self.accumulators = {name for found in mmas for name in _names(found.results)}
         self.operands = {name for found in mmas for name in _matrices(found)}
-        self.scope = {f.__name__: f for f in (read_early, written_early, takes_off, touches, unfenced)} if mmas else {}
+        self.scope = {f.__name__: f for f in HOOKS} if mmas else {}
         self.copied = _closure(self.accumulators, _copies(plans, forward=True)) if mmas else set()
         self.lines = _unfenced(plans, _closure(self.operands, _copies(plans, forward=False))) if mmas else {}
         self.sites = frozenset(line for lines in self.lines.values() for line in lines)
@@ -58,13 +57,24 @@ class InFlight:
         if _is_mma(found):
             if lines := self.lines.get(found.instruction.line):
                 yield f"unfenced(w, {tuple(sorted(lines))})"
+            yield f"if w.flying: overwritten(w, {tuple(self.numbers[name] for name in _names(found.results))})"
             return
         if list(_copied(found)):
+            yield from self._merged(found)
             return
         if used := [name for name in _names(found.sources) if name in self.copied]:
             yield f"if w.flying: read_early(w, ({''.join(f'r{self.numbers[name]}, ' for name in used)}))"
         if written := [self.numbers[name] for name in _names(found.results) if name in self.operands]:
             yield f"if w.flying: written_early(w, {tuple(written)})"
+
+    def _merged(self, found: Decoded) -> Iterator[str]:
+        """Of a copy that a guard lets only some lanes make."""
+        guard = found.instruction.guard
+        used = [name for name in _names((*found.sources, *found.results)) if name in self.copied]
+        if guard is not None and used:
+            lanes = f"{'~' if guard.negated else ''}r{self.numbers[guard.name]} & m"
+            values = "".join(f"r{self.numbers[name]}, " for name in used)
+            yield f"if w.flying and {lanes} not in (0, m): read_early(w, ({values}))"
 
     def _after(self, found: Decoded) -> Iterator[str]:
         if _is_mma(found):
@@ -171,9 +181,17 @@ def written_early(w: Warp, numbers: tuple[int, ...]) -> None:
         return
     for found, (of_d, of_a) in issued_by(w).registers.items():
         if not of_d.isdisjoint(numbers):
-            _in_use(w, _line(w), "an accumulator is written", found.line)
+            in_use(w, _line(w), "an accumulator is written", found)
         elif not of_a.isdisjoint(numbers):
-            _in_use(w, _line(w), "a register of A is written", found.line)
+            in_use(w, _line(w), "a register of A is written", found)
+
+
+def overwritten(w: Warp, numbers: tuple[int, ...]) -> None:
+    """A wgmma fills registers while operations are in flight, which may read A from them."""
+    if w.grid.watch is not None:
+        for found, (_, of_a) in issued_by(w).registers.items():
+            if not of_a.isdisjoint(numbers):
+                in_use(w, _line(w), "a register of A is written by another wgmma", found)
 
 
 def takes_off(w: Warp, of_d: frozenset[int], of_a: frozenset[int]) -> None:
@@ -202,6 +220,9 @@ def unfenced(w: Warp, lines: tuple[int, ...]) -> None:
     w.grid.findings.add(NO_FENCE, message, line=_line(w), warp=w, other=words, other_line=other)
 
 
+HOOKS = (read_early, written_early, overwritten, takes_off, touches, unfenced)
+
+
 def check_operands(w: Warp, line: int, kind: Kind, d: tuple[Any, ...], a: tuple[Any, ...]) -> None:
     """A wgmma is issued while others are in flight; accumulators may be shared by those of one shape.
 
@@ -214,22 +235,10 @@ def check_operands(w: Warp, line: int, kind: Kind, d: tuple[Any, ...], a: tuple[
 
 def _check(w: Warp, line: int, values: tuple[Any, ...], what: str, kind: Kind | None = None) -> None:
     for value in values:
-        if value.__class__ is np.ndarray and (found := w.flying.get(id(value.base))) is not None:
-            if found.op.kind != kind:
-                _in_use(w, line, what, found.line)
+        if (found := in_flight(w, value)) is not None:
+            if kind is None or (found.op.kind.n, found.op.kind.k) != (kind.n, kind.k):
+                in_use(w, line, what, found)
             return
-
-
-def _in_use(w: Warp, line: int, what: str, other: int) -> None:
-    text, _ = w.grid.findings.place(other)
-    w.grid.findings.add(
-        IN_USE,
-        f"{what} before a wgmma.wait_group has waited for the operation that uses it",
-        line=line,
-        warp=w,
-        other=f"line {other}: `{text}`",
-        other_line=other,
-    )
 
 
 def _line(w: Warp) -> int:

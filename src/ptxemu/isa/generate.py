@@ -15,6 +15,7 @@ from ptxemu.errors import ParseError
 from ptxemu.isa.batches import batch, pure_runs, run_batch, run_matrix
 from ptxemu.isa.blocks import Jump, Plan, plan
 from ptxemu.isa.engine import Decoded
+from ptxemu.isa.fit import CONSTANT
 from ptxemu.isa.flight import InFlight
 from ptxemu.isa.independent import independent
 from ptxemu.isa.move import mov
@@ -51,14 +52,14 @@ _serial = itertools.count()
 def generate(module: Module, kernel: str, chip: Chip | None = None) -> Program:
     """Decodes the kernel and makes its program; for a chip, or for all at once.
 
-    Raises UnknownInstruction for what the table does not hold or the chip does not have, ParseError for a label or
-    symbol that is not there.
+    Raises UnknownInstruction for what the table does not hold, or the chip or the module's target does not have,
+    ParseError for a label or symbol that is not there.
     """
     function = inlined(module, module.functions[kernel])
     if chip is not None:
         for item in function.body:
             if isinstance(item, Instruction):
-                check(item, chip)
+                check(item, chip, module.target)
     return _Generator(module, function).program()
 
 
@@ -235,6 +236,7 @@ class _Generator:
             if jump.kind == "branch":
                 self.emit(f"    if q == m: return {target}")
                 self.emit(f"    if not q: return B{p.index + 1}")
+                self.emit_all(["w.divided(m & ~q)"] if jump.whole else [])
                 self.emit(f"    return w.split(R, m, q, {target}, B{p.index + 1})")
             else:
                 self.emit(f"    if not q: return B{p.index + 1}")
@@ -484,7 +486,7 @@ def _constant_bits(found: Decoded, name: str, operand: Operand | None) -> int | 
     if name not in found.form.operand_types and not any(isinstance(i, Immediate) and i.float_bits for i in items):
         return None
     kind = found.type_of(name) or "b32"
-    if kind == "imm":
+    if kind in CONSTANT:
         return None
     bits = bits_of(kind)
     return bits // len(items) if found.form.opcode == "mov" else bits

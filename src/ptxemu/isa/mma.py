@@ -70,6 +70,11 @@ def plain(w: Warp, a: Words, b: Words, c: Words, *, shape: str, types: str) -> W
     """PTX 'Multiply-and-Accumulate Instruction: mma'.  D = A B + C for f16, bf16, tf32 and FP8."""
     out, kind_a, kind_b, _ = types.split(".")
     _count(w, kind_a, shape, len(a))
+    return _product(w, a, b, c, kind_a, kind_b, out)
+
+
+def _product(w: Warp, a: Words, b: Words, c: Words, kind_a: str, kind_b: str, out: str) -> Words:
+    """D = A B + C without scales."""
     rows, columns = fr.a_rows(a), fr.b_columns(b)
     if kind_a in FP8 and "mma of narrow floats" not in w.grid.chip.has:
         return _by_halves(rows, columns, c, kind_a, kind_b, out)
@@ -100,7 +105,7 @@ def narrow(w: Warp, a: Words, b: Words, c: Words, *, shape: str, types: str) -> 
     """PTX 'Multiply-and-Accumulate Instruction: mma'.  FP8, FP6 and FP4 elements in a byte each."""
     out, kind_a, kind_b, _ = types.split(".")
     _count(w, "f8f6f4", shape, len(a))
-    return _accumulate(_decode(kind_a, fr.a_rows(a)), _decode(kind_b, fr.b_columns(b)), c, out)
+    return _product(w, a, b, c, kind_a, kind_b, out)
 
 
 # Kind, scales a row, whether the instruction may leave that out, types of the elements and of the scales.
@@ -108,7 +113,7 @@ SCALED = (
     ("kind::mxf8f6f4", 1, True, _pairs(("f32",), NARROW), "ue8m0"),
     ("kind::mxf4", 2, True, "f32.e2m1.e2m1.f32", "ue8m0"),
     ("kind::mxf4nvf4", 2, False, "f32.e2m1.e2m1.f32", "ue8m0"),
-    ("kind::mxf4nvf4", 4, False, "f32.e2m1.e2m1.f32", "ue8m0 ue4m3"),
+    ("kind::mxf4nvf4", 4, False, "f32.e2m1.e2m1.f32", "ue4m3"),
 )
 
 
@@ -143,11 +148,24 @@ def scaled(
 
 
 ORDERS = ("shape.row.col.kind.block_scale{}.types.stype", "kind.block_scale{}.shape.row.col.types.stype")
+
+
+def _allowed(which: str, count: int) -> tuple[range, range]:
+    """The byte-ids and the thread-ids of A or B with `count` scales a row."""
+    return range(0, 4, count), range(2 if which == "a" else 4)
+
+
+def _constants(which: str, count: int) -> str:
+    """A selector's type with the constants that it may be."""
+    return "u16 in " + " | ".join(" ".join(map(str, numbers)) for numbers in _allowed(which, count))
+
+
 OPERANDS = ("sa, <ia>, sb, <ib>", "<sa>, <ia>, <sb>, <ib>")  # compilers put the scales in braces
 for (_kind, _vector, _optional, _types, _stypes), _order, _operands in itertools.product(SCALED, ORDERS, OPERANDS):
     matrix(
         f"mma.sync.aligned.{_order.replace('{}', '{.size}' if _optional else '.size')} <d>, <a>, <b>, <c>, {_operands}",
-        dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32") | {"ia": "u16", "ib": "u16"},
+        dict.fromkeys(("d", "a", "b", "c", "sa", "sb"), "b32")
+        | {"ia": _constants("a", _vector), "ib": _constants("b", _vector)},
         _lengths,
         shape="m16n8k32" if _vector == 1 else "m16n8k64",
         kind=_kind,
@@ -169,8 +187,7 @@ def _places(which: str, ids: bytes, count: int) -> npt.NDArray[np.int64]:
     Raises Error where a selector means nothing or differs between lanes.
     """
     each = np.frombuffer(ids, np.uint32).reshape(-1, 2, 32).astype(np.int64)
-    allowed = {"byte": range(0, 4, count), "thread": range(2 if which == "a" else 4)}
-    for place, (name, numbers) in enumerate(allowed.items()):
+    for place, (name, numbers) in enumerate(zip(("byte", "thread"), _allowed(which, count), strict=True)):
         found = np.unique(each[:, place])
         if not set(found.tolist()) <= set(numbers) or (each != each[..., :1]).any():
             raise Error(
@@ -196,9 +213,7 @@ def integers(w: Warp, a: Words, b: Words, c: Words, *, shape: str, types: str, s
     left = _integers(kind_a, fr.a_rows(a, sizes(shape)[0]))
     right = _integers(kind_b, fr.b_columns(b))
     total = (left @ right.swapaxes(-1, -2)).astype(np.int64) + fr.c_values(c, np.int32)
-    if satfinite:
-        total = total.clip(-(1 << 31), (1 << 31) - 1)
-    return fr.c_registers(total.astype(np.int32))
+    return fr.c_registers(ar.to_s32(total, satfinite))
 
 
 for _shape, _types in INTEGERS.items():

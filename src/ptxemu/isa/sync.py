@@ -249,7 +249,10 @@ def _shifted(word: Value) -> Value:
 
 @warp("setmaxnreg.action.sync.aligned.u32 count", "u32", action="inc dec")
 def setmaxnreg(w: Warp, m: int, count: Value) -> None:
-    """PTX 'setmaxnreg'.  A hint; registers are not limited here, so only the number is checked."""
+    """PTX 'setmaxnreg'.  Registers are not limited here: `inc` does not wait until the CTA's pool has them.
+
+    Raises LaunchError for a number that is not allowed.  That all warps of a warpgroup execute it is not checked.
+    """
     if count % 8 or not 24 <= count <= 256:
         raise LaunchError(f"setmaxnreg {count}: allowed are multiples of 8 from 24 to 256")
 

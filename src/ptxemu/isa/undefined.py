@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ptxemu.isa.engine import Decoded
 from ptxemu.isa.operands import registers_in
-from ptxemu.text.module import Operand, Register
+from ptxemu.text.module import Immediate, Operand, Register
 
 __all__ = ["Undefined"]
 
@@ -57,6 +57,8 @@ class Undefined:
     def _asked(self, found: Decoded) -> str:
         """The lanes in which it matters what an instruction updates: those of its predicate `p`."""
         asked = dict(zip(found.form.sources, found.sources, strict=True)).get("p")
+        if isinstance(asked, Immediate):
+            return "m" if asked.value else "0"
         return self.predicate(asked) if isinstance(asked, Register) else "m"
 
     def _lanes(self, guard: Register | None) -> str:

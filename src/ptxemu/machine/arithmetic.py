@@ -429,3 +429,8 @@ def _special_results(a: Operand, b: Operand, c: F32 | None) -> F32:
 def _round_f16(values: F64) -> F32:
     with np.errstate(over="ignore"):
         return np.asarray(values.astype(np.float16).astype(np.float32) + np.float32(0))  # no zero is negative
+
+
+def to_s32(total: npt.NDArray[np.int64], saturate: bool) -> npt.NDArray[np.int32]:
+    """Integer sums as s32, which wrap around or stay at its limits."""
+    return (total.clip(-(1 << 31), (1 << 31) - 1) if saturate else total).astype(np.int32)

@@ -1,4 +1,4 @@
-"""How the matrices of mma.sync lie in the registers of a warp, for many instructions at a time.
+"""How the matrices of mma.sync, and tiles of those of wgmma, lie in the registers of a warp, for many at a time.
 
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k8" to "mma.m16n8k64", "Block Scaling for mma.sync".  With lane =
 4 g + t, register r of A holds the word of consecutive k elements at row g + 8 (r % 2), word t + 4 (r // 2); of B, at

@@ -130,6 +130,12 @@ class Region:
             self._views[nbytes] = view
         return view
 
+    def replace(self, data: NDArray[np.uint8]) -> None:
+        """Other memory for the same addresses, which may be written as before."""
+        data.flags.writeable = self.data.flags.writeable
+        self.data = data
+        self._views.clear()
+
     def __str__(self) -> str:
         return f"{self.name} ({self.data.size} bytes at {self.base:#x})"
 

@@ -13,6 +13,7 @@ from ptxemu.machine.lanes import FULL, first, lanes, merge
 from ptxemu.machine.memory import SHARED_WINDOW, LocalMemory, Space
 from ptxemu.machine.signal import Wait
 from ptxemu.machine.span import Span
+from ptxemu.machine.warpgroup import in_flight, in_use
 
 if TYPE_CHECKING:
     from ptxemu.machine.cluster import Cluster
@@ -188,6 +189,12 @@ class Warp:
         group.mask = other
         group.block = here
         return None
+
+    def divided(self, mask: int) -> None:
+        """Only the lanes of `mask` come to an `.aligned` instruction that has a guard."""
+        raise MemoryFault(
+            f"an .aligned instruction has to be run by all lanes of a warp or by none: its guard lets {mask:#x} through"
+        )
 
     def life(self) -> Span:
         """Its life, until now."""
@@ -365,10 +372,20 @@ class Warp:
             mine, theirs = group.registers, other.registers
             for index in group.block.live:
                 if mine[index] is not theirs[index]:
+                    if self.flying:
+                        self._joins(group.block, mine[index], theirs[index])
                     theirs[index] = _merged(other, theirs[index], group, mine[index], widths[index])
             other.mask |= group.mask
             other.needs |= group.needs
         self.groups = joined
+
+    def _joins(self, block: Block, *values: Any) -> None:
+        """A register that lanes join has two contents; nobody fills what comes of it."""
+        for value in values:
+            if self.agent is not None and (found := in_flight(self, value)) is not None:
+                line = block.lines[0] if block.lines else 0
+                return in_use(self, line, "lanes join, of which only some hold an accumulator,", found)
+        return None
 
 
 def _merged(one: Group, first_value: Any, two: Group, second_value: Any, width: int) -> Any:

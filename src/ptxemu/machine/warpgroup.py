@@ -21,7 +21,7 @@ from ptxemu.errors import MemoryFault
 from ptxemu.machine.lanes import LANES
 from ptxemu.machine.memory import RANK_SHIFT
 from ptxemu.machine.signal import Signal, Wait
-from ptxemu.machine.wgmma import Wgmma, multiply
+from ptxemu.machine.wgmma import WARPS, Wgmma, multiply
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from ptxemu.watch.agents import Stream
     from ptxemu.watch.clocks import Clock
 
-__all__ = ["Collective", "Issued", "Warpgroup", "issued_by", "warpgroup_of"]
+__all__ = ["IN_USE", "Collective", "Issued", "Warpgroup", "in_flight", "in_use", "issued_by", "warpgroup_of"]
 
-WARPS = 4
+IN_USE = "register of a wgmma in flight"
+
 U32 = npt.NDArray[np.uint32]
 Registers = tuple[Any, ...] | U32  # a thread's registers, or the array (registers, 32) whose rows they are
 
@@ -68,9 +69,11 @@ class Warpgroup:
     """Four warps of a CTA, the first of which has an index that is a multiple of four."""
 
     def __init__(self, cta: Cta, first: int) -> None:
-        warps = cta.warps[first : first + WARPS]
-        if len(warps) < WARPS:
-            raise MemoryFault(f"wgmma needs a warpgroup of {WARPS} warps; warp {first} of CTA {cta.index} starts none")
+        if (first + WARPS) * LANES > cta.cluster.grid.threads:
+            raise MemoryFault(
+                f"wgmma needs a warpgroup of {WARPS} warps; warp {first} of CTA {cta.index}, "
+                f"of {cta.cluster.grid.threads} threads, starts none"
+            )
         self.cta = cta
         self.first = first
         self.begun = 0  # operations that have all their parts
@@ -203,3 +206,21 @@ def warpgroup_of(w: Warp) -> Warpgroup:
     if found is None:
         found = w.cta.warpgroups[first] = Warpgroup(w.cta, first)
     return found
+
+
+def in_flight(w: Warp, value: Any) -> Collective | None:
+    """The operation that has still to fill a register, by what the register holds."""
+    return w.flying.get(id(value.base)) if value.__class__ is np.ndarray else None
+
+
+def in_use(w: Warp, line: int, what: str, found: Collective) -> None:
+    """Notes the finding that registers of an operation in flight are accessed at a line."""
+    text, _ = w.grid.findings.place(found.line)
+    w.grid.findings.add(
+        IN_USE,
+        f"{what} before a wgmma.wait_group has waited for the operation that uses it",
+        line=line,
+        warp=w,
+        other=f"line {found.line}: `{text}`",
+        other_line=found.line,
+    )

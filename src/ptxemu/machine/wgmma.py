@@ -16,14 +16,17 @@ import numpy.typing as npt
 
 from ptxemu import numerics as nx
 from ptxemu.machine import arithmetic as ar
+from ptxemu.machine import fragments as fr
 from ptxemu.machine import swizzle as sw
 from ptxemu.machine.descriptors import InvalidDescriptor, SharedMatrix, footprint, pattern_start
+from ptxemu.machine.lanes import LANES
 from ptxemu.machine.tensorcore import SharedReader
 
-__all__ = ["Kind", "Wgmma", "multiply", "shared_matrix"]
+__all__ = ["WARPS", "Kind", "Wgmma", "multiply", "shared_matrix"]
 
 U32 = npt.NDArray[np.uint32]
-M = 64
+M, WARPS = 64, 4
+TILE = 8  # columns that lie in the registers as those of an mma.sync
 K_BYTES = 32  # of one instruction, whatever the type
 _SWIZZLES = {0: sw.NONE, 1: sw.B128, 2: sw.B64, 3: sw.B32}
 _UNUSED = 0x3FF << 52 | 7 << 46 | 3 << 30 | 3 << 14
@@ -147,29 +150,24 @@ def _codes(raw: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 
 def _fragments(a: U32 | None) -> npt.NDArray[np.uint8]:
-    """A's bytes (64, 32) of what the threads hold: register r of thread 4 g + t has 4 bytes of row g + 8 (r % 2), from
-    byte 16 (r // 2) + 4 t on."""
+    """A's bytes (64, 32) of the threads' registers: every warp has 16 rows."""
     assert a is not None
-    rows = a.reshape(4, 2, 2, 8, 4).transpose(0, 2, 3, 1, 4)
-    return np.ascontiguousarray(rows).reshape(M, K_BYTES // 4).view(np.uint8)
+    return np.ascontiguousarray(fr.a_rows(a)).reshape(M, K_BYTES // 4).view(np.uint8)
 
 
 def _to_matrix(registers: U32, kind: Kind) -> npt.NDArray[Any]:
-    """Accumulator codes (64, N) of registers: row g + 8 h, columns 8 j + 2 t and the next of thread 4 g + t are in the
-    registers 4 j + 2 h and the next, or of f16 both in register 2 j + h."""
-    if kind.d == "f16":
-        parts = registers.view(np.uint16).reshape(4, -1, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4, 5)
-    else:
-        parts = registers.reshape(4, -1, 2, 2, 8, 4).transpose(0, 2, 4, 1, 5, 3)
-    return np.ascontiguousarray(parts).reshape(M, kind.n)
+    """Accumulator codes (64, N) of registers (4 warps, registers, 32): tiles of 16 x 8, as mma.sync has them."""
+    each = kind.registers // (kind.n // TILE)
+    tiles = fr.c_values(registers.reshape(-1, each, LANES), np.uint16 if kind.d == "f16" else np.uint32)
+    rows = M // WARPS
+    return np.asarray(tiles.reshape(WARPS, -1, rows, TILE).transpose(0, 2, 1, 3).reshape(M, kind.n))
 
 
 def _from_matrix(codes: npt.NDArray[Any]) -> U32:
     """The registers (4 warps, registers, 32 lanes) of accumulator codes (64, N)."""
-    parts = codes.reshape(4, 2, 8, -1, 4, 2)
-    order = (0, 3, 1, 2, 4, 5) if codes.dtype == np.uint16 else (0, 3, 1, 5, 2, 4)
-    registers = np.ascontiguousarray(parts.transpose(order)).view(np.uint32)
-    return np.asarray(registers.reshape(4, -1, 32))
+    rows = M // WARPS
+    tiles = codes.reshape(WARPS, rows, -1, TILE).transpose(0, 2, 1, 3).reshape(-1, rows, TILE)
+    return fr.c_registers(tiles).reshape(WARPS, -1, LANES)
 
 
 def _integers(op: Wgmma, a: npt.NDArray[Any], b: npt.NDArray[Any], c: U32 | None) -> U32:
@@ -179,7 +177,4 @@ def _integers(op: Wgmma, a: npt.NDArray[Any], b: npt.NDArray[Any], c: U32 | None
     total = (left @ right.T).astype(np.int64)
     if c is not None:
         total += _to_matrix(c, op.kind).view(np.int32)
-    if op.saturate:
-        total = total.clip(-(1 << 31), (1 << 31) - 1)
-    found: U32 = total.astype(np.uint32)
-    return found
+    return ar.to_s32(total, op.saturate).view(np.uint32)

@@ -72,7 +72,7 @@ def test_the_rules(m, n, k, expected):
 def test_swapping_is_worth_what_it_saves():
     assert not chosen(128, 4096).config.swap  # 128 rows waste nothing
     assert chosen(100, 4096).config.swap
-    assert not chosen(129, 4096).config.swap  # beyond what was measured
+    assert not chosen(129, 4096).config.swap  # beyond what was published
     assert not chosen(8, 8).config.swap  # nothing to save
     assert not chosen(16, 4096, out_dtype="nvfp4").config.swap
     assert "m = 100 as columns makes 425,984 sums" in chosen(100, 4096).reasons[0]
@@ -84,7 +84,7 @@ def test_a_pair_is_not_taken_where_a_third_of_its_rows_is_none():
 
 
 def test_bands_hold_what_l2_has():
-    """Half of the cache: narrower bands, down to none, and then lines again."""
+    """Narrower bands where L2 is smaller, down to none, and then lines again."""
     huge = Problem(2**17, 2**17, 2**15)
     assert heuristics.choose(huge, B200).config.group == 9
     assert heuristics.choose(huge, replace(B200, l2=78 * 2**20)).config.group == 1
@@ -95,7 +95,7 @@ def test_bands_hold_what_l2_has():
 
 def test_results_leave_by_tma_where_that_costs_no_stage():
     assert chosen(8192, 8192).config.store == "tma"
-    assert chosen(8192, 8191).config.store == "direct"  # rows of odd bytes
+    assert chosen(8192, 8191).config.store == "direct"  # rows of no multiple of 16 bytes
     assert "7 stages of 8" in chosen(128, 4096).reasons[3]
 
 

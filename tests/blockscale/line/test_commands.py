@@ -93,12 +93,12 @@ def test_compile_refuses(tmp_path):
 def test_compile_fills_a_store_once(tmp_path):
     pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
     path, root = tmp_path / "shapes", tmp_path / "store"
-    path.write_text("128 4096 7168\n1 64 64\n100 4096 512\n")
+    path.write_text("128 4096 7168\n127 4096 64\n128 2048 64\n")
     asked = ("compile", "--gpu", "b200", "--shapes", path, "--store", root, "--out-dtype", "fp32")
     first = json.loads(invoke(*asked, "--json").stdout)
     (kernel,) = first["kernels"]  # one configuration serves all three
-    assert kernel["shapes"] == [[128, 4096, 7168], [1, 64, 64], [100, 4096, 512]]
-    assert (kernel["out_dtype"], kernel["config"]) == ("fp32", "tile 128x64")
+    assert kernel["shapes"] == [[128, 4096, 7168], [127, 4096, 64], [128, 2048, 64]]
+    assert (kernel["out_dtype"], kernel["config"]) == ("fp32", "tile 128x64, pdl True, release early")
     assert kernel["seconds"] > 0
     assert set(Store(root).get(kernel["key"]).parts) == {"object", "library", "ptx", "cubin"}
     again = invoke(*asked)

@@ -64,6 +64,9 @@ def test_problems_that_are_refused(change, argument, message):
         ({"cluster": (4, 4)}, "cluster", "8 CTAs at most"),
         ({"cluster": (1, 2), "tile": (256, 64)}, "cluster", "expected an even first side"),
         ({"cluster": (4, 1), "tile": (128, 72)}, "cluster", "72 columns cannot be cut"),
+        ({"store_slots": 1}, "store_slots", "1, expected 2 beside store 'direct'"),
+        ({"l2_out": "evict_last", "read": 8}, "l2_out", "stores of 32 bytes, and 8 columns at a time are no whole"),
+        ({"l2_out": "evict_last", "swap": True}, "l2_out", "'evict_last', expected None beside swap"),
         ({"cluster": (1, 2), "fallback_cluster": (2, 1)}, "fallback_cluster", "expected sides that divide"),
         ({"fallback_cluster": (1, 1)}, "fallback_cluster", "expected sides that divide those of cluster, None"),
         ({"swap": True, "store": "tma"}, "swap", "expected False beside store 'tma'"),
@@ -85,6 +88,37 @@ def test_what_nvfp4_results_refuse(change, argument):
     product = replace(PRODUCT, n=248, out_dtype="nvfp4")
     assert supports(product, B200, Config((128, 256))) is None
     assert supports(product, B200, replace(Config((128, 256)), **change)).argument == f"config.{argument}"
+
+
+def test_a_cluster_of_narrow_tiles_has_one_along_n():
+    config = Config((128, 8), cluster=(1, 2))
+    assert supports(replace(PRODUCT, n=8), B200, config) == Reason(
+        "config.cluster",
+        "(1, 2), expected a second side of 1 beside 8 columns: no multiple of 32, they make one tile alone",
+    )
+    assert supports(replace(PRODUCT, n=9), B200, config).argument == "config.tile"
+
+
+def test_fields_that_only_some_kernels_heed():
+    """Set where they are heeded, refused where they would do nothing."""
+    gelu = replace(PRODUCT, activation="gelu")
+    assert "at most 64 beside gelu" in supports(gelu, B200, Config((128, 128), read=128)).message
+    assert supports(gelu, B200, Config((128, 64), read=128)) is None  # 64 are read
+    assert supports(PRODUCT, B200, Config(l2_out="evict_first")) is None
+    assert supports(PRODUCT, B200, Config(l2_out="evict_first", read=8, store="tma", store_slots=1)) is None
+    quantised = replace(PRODUCT, out_dtype="nvfp4", activation="gelu")
+    assert supports(quantised, B200, Config()) is None
+    for field, value in (("read", 64), ("l2_out", "evict_first"), ("store_slots", 1)):
+        assert supports(quantised, B200, replace(Config(), **{field: value})).argument == f"config.{field}"
+
+
+def test_what_is_chosen_for_a_row_has_to_serve_all():
+    """An invariant choice knows one row and one matrix; here 32-bit numbers of tiles would not do for the whole."""
+    batch = 2**20
+    huge = Problem(441_611, 1, 64, batch=batch, batch_a=batch, batch_b=batch, invariant=True)
+    with pytest.raises(heuristics.Unsupported, match=r"^config\.tile: \d+ tiles of .*, at most 2147418112"):
+        heuristics.choose(huge, B200)
+    assert heuristics.choose(replace(huge, batch=1, batch_a=1, batch_b=1), B200)
 
 
 def test_every_field_has_values_that_are_refused_or_is_free():
@@ -186,7 +220,7 @@ def test_what_the_public_functions_say():
 def test_the_current_gpu_or_the_emulated_one():
     with bs.emulated("sm_100a", sms=2):
         assert bs.explain(512, 512, 64).splitlines()[0].startswith("512 x 512 x 64 on b200")
-        assert " for 1 pairs of CTAs are " in bs.explain(512, 512, 64)
+        assert " for 1 pair of CTAs make " in bs.explain(512, 512, 64)
     if not problem.TARGETS or not bs.available_backends()["sm100"]:
         return
     with pytest.raises(ValueError, match="no GPU here; name one"):

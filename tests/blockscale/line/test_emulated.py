@@ -1,6 +1,7 @@
 """`gemm` on the software GPU: the contract, and everything that is refused before a launch."""
 
 import contextlib
+import itertools
 import math
 import threading
 from dataclasses import replace
@@ -199,16 +200,17 @@ def test_a_result_that_overlaps_an_operand(emulator, warm):
     assert len(emulator.reports) == launches
 
 
+def _moved(x, by):
+    """A copy that begins `by` bytes after a multiple of 16."""
+    storage = torch.zeros(x.numel() + 64, dtype=torch.uint8)
+    start = -storage.data_ptr() % 16 + by
+    return storage[start : start + x.numel()].view(x.shape).copy_(x.view(torch.uint8)).view(x.dtype)
+
+
 def test_operands_that_are_not_aligned(emulator):
     """Copied on the CPU, as weights of a mapped file need; on a GPU they are refused."""
-
-    def moved(x, by):
-        storage = torch.zeros(x.numel() + 64, dtype=torch.uint8)
-        start = -storage.data_ptr() % 16 + by
-        return storage[start : start + x.numel()].view(x.shape).copy_(x.view(torch.uint8)).view(x.dtype)
-
     expected = bs.gemm(A, B)
-    codes, scales = moved(A.codes, 4), moved(A.scales, 8)
+    codes, scales = _moved(A.codes, 4), _moved(A.scales, 8)
     for part in ({"codes": codes}, {"scales": scales}, {"codes": codes, "scales": scales}):
         mapped = replace(A, **part)
         assert same_bits(bs.gemm(mapped, B), expected)
@@ -221,6 +223,11 @@ def test_a_result_that_is_not_aligned(emulator):
     odd = torch.from_numpy(storage.numpy()[1:].view("int16")).view(torch.bfloat16).view(4, 6)
     with pytest.raises(ValueError, match=r"out: at address 0x.*, expected a multiple of 2 bytes"):
         bs.gemm(A, B, out=odd)
+    whole = bs.NVFP4Tensor.zeros((4, 6), global_scale=1.0)
+    for part, by in itertools.product(("codes", "scales"), (1, 8)):
+        out = replace(whole, **{part: _moved(getattr(whole, part), by)})
+        with pytest.raises(ValueError, match=rf"out\.{part}: at address 0x.*, expected a multiple of 16 bytes"):
+            bs.gemm(A, B, out=out)
     assert emulator.reports == []
 
 

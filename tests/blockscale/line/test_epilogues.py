@@ -58,6 +58,19 @@ def test_nvfp4_results_are_those_of_quantising_the_fp32_result(name, layout):
             assert torch.equal(out.scales.view(torch.uint8), expected.scales.view(torch.uint8))
 
 
+@pytest.mark.parametrize("store", ["tma", "tma_rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_boxes_leave_alone_what_lies_between_rows(store, dtype):
+    """TMA goes on to the next 16 bytes where rows end in between."""
+    n = 93
+    rows = torch.full((M + 1, n + 3), 777.0, dtype=dtype)
+    with bs.emulated("sm_100a", sms=4):
+        bs.gemm(A, B[:n], out_dtype=dtype, out=rows[:M, :n], config=Config((128, 96), store=store, store_slots=1))
+    assert (rows[:M, n:] == 777).all()
+    assert (rows[M] == 777).all()
+    assert (rows[:M, :n] != 777).all()
+
+
 def test_a_batch_in_which_both_operands_broadcast_goes_matrix_by_matrix():
     a = bs.quantize(torch.randn(2, 1, 40, 64), global_scale=0.01)
     b = bs.quantize(torch.randn(1, 3, 32, 64), global_scale=0.01)

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from operands import POISON, every_code_and_scale, same_bits, small_integers
@@ -19,7 +19,7 @@ from operands import POISON, every_code_and_scale, same_bits, small_integers
 import blockscale as bs
 from blockscale import reference
 from blockscale.config import Config
-from blockscale.families import supports
+from blockscale.families import sm100, supports
 from blockscale.families.sm100.constraints import tile_count
 from blockscale.problem import Problem, target_named
 
@@ -48,9 +48,9 @@ CONFIG = {
     "l2_scales": HINTS,
     "l2_out": HINTS,
     "store": ("direct", "tma", "tma_rows"),
-    "read": (8, 32, 64, 128),
+    "read": (32, 8, 64, 128),
     "release": ("late", "early"),
-    "store_slots": (1, 2),
+    "store_slots": (2, 1),
     "ctas": (None, 1, 3),
     "persist_mb": (0, 8),
 }
@@ -163,7 +163,7 @@ class Row:
 
 Pair = tuple[tuple[str, object], tuple[str, object]]
 # What decides whether two values can meet, besides themselves: a kernel with them is looked for among these.
-RELAXED = {"tile": VALUES["tile"], "cluster": VALUES["cluster"]}
+RELAXED = {"tile": VALUES["tile"], "cluster": VALUES["cluster"], "store": VALUES["store"]}
 
 
 def pairs(row: Row) -> set[Pair]:
@@ -196,7 +196,7 @@ def possible_pairs() -> dict[Pair, dict[str, object]]:
 def rows() -> tuple[Row, ...]:
     """Rows that cover every possible pair: around a pair that is still missing, each field in turn takes the value that
     brings the most new pairs while the kernel still builds."""
-    draw = random.Random(0)
+    draw = random.Random(4)  # of a few seeds the one with the fewest rows
     missing = dict.fromkeys(sorted(possible_pairs(), key=repr))
     found: list[Row] = []
     while missing:
@@ -334,4 +334,4 @@ def judge(
     reference.check(y, expected, rounding + slack)
 
 
-assert set(CONFIG) == {f.name for f in fields(Config)}, "every field of a configuration is swept"
+assert set(CONFIG) == {*sm100.CODE_FIELDS, *sm100.CALL_FIELDS}, "every field of a configuration is swept"

@@ -115,19 +115,26 @@ def test_pairs_that_no_kernel_has_are_those_that_are_refused():
         ("tile", "fallback_cluster"),
         ("tile", "out_dtype"),
         ("cluster", "fallback_cluster"),
-        ("read", "activation"),  # registers
         ("schedule", "ctas"),
         ("swap", "store"),
         ("swap", "out_dtype"),
         ("store", "out_dtype"),
+        ("swap", "l2_out"),  # those without an effect
+        ("l2_out", "out_dtype"),
+        ("read", "out_dtype"),
+        ("swap", "store_slots"),
+        ("store_slots", "out_dtype"),
+        ("store", "store_slots"),
     }
 
 
 def test_shapes_are_of_every_kind():
     every = {shape for number, row in enumerate(sweep.rows()) for shape in row.shapes(number)}
     assert len(every) >= 30
-    assert {1, 15, 16, 48, 64, 80, 256} <= {shape.k for shape in every}
-    assert all(len(row.shapes(number)) == 3 for number, row in enumerate(sweep.rows()))
+    assert {1, 15, 16, 48, 64, 80, 256, 2304} <= {shape.k for shape in every}
+    counts = [len(row.shapes(number)) for number, row in enumerate(sweep.rows())]
+    assert set(counts) <= {1, 3}  # one where clusters are wide and an element takes many instructions
+    assert counts.count(3) > 0.8 * len(counts)
 
 
 def test_operands_hold_every_code_and_every_finite_scale():

@@ -93,3 +93,24 @@ def test_sizes_of_one_stage():
 def test_shared_memory_limits_the_stages():
     assert Geometry((128, 128), smem=101_376).slots == 2
     assert Geometry((128, 64), smem=20_000).most_stages < 1
+
+
+MULTIPROCESSOR = 233_472  # bytes of shared memory, of which a CTA takes 1,024 more than it asks for
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (2, 2), (4, 2)], ids=str)
+@pytest.mark.parametrize("tile", TILES)
+def test_clusters_do_not_wait_for_columns_of_one_another(tile, cluster):
+    """As many CTAs as a multiprocessor takes by shared memory have columns of their own, however few stages there are;
+    and what is asked for can be had."""
+    for stages in (1, None):
+        g = Geometry(tile, stages, cluster=cluster)
+        assert MULTIPROCESSOR // (g.smem_bytes + 1024) * g.tmem_allocation <= 512
+        assert g.smem_used <= g.smem_bytes <= 232448
+
+
+def test_what_clusters_of_one_stage_ask_for():
+    g = Geometry((128, 256), 1, cluster=(2, 2))
+    assert (g.smem_used, g.smem_bytes, g.tmem_allocation) == (1024 + 55296, 116_736, 512)
+    assert Geometry((128, 256), 1).smem_bytes == 1024 + 55296  # alone, it waits for another that ends by itself
+    assert not Geometry((128, 40), cluster=(1, 2)).can_tile(40)

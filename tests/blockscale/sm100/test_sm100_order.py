@@ -58,16 +58,6 @@ def test_32_bits_are_enough_for_the_largest_results(inner, outer, batch, group):
     assert all(np.array_equal(x, y) for x, y in zip(exact, found, strict=True))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
-@pytest.mark.parametrize("clusters", [1, 2, 7, 16, 100])
-def test_the_static_schedule_visits_every_place_once(shape, clusters):
-    """A CTA goes on by the width of the launched grid."""
-    width, count = shape[0], 37
-    launched = min(clusters, count) * width
-    visited = np.concatenate([np.arange(start, count * width, launched) for start in range(launched)])
-    assert np.array_equal(np.sort(visited), np.arange(count * width))
-
-
 @pytest.mark.parametrize(
     ("shape", "fallback"), [((4, 2), (2, 1)), ((4, 2), (4, 1)), ((2, 4), (2, 2)), ((4, 1), (1, 1))]
 )

@@ -1,15 +1,20 @@
 """The Hopper kernels on the software GPU: the same host code and PTX as on silicon, small shapes, every check."""
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from operands import every_code_and_scale, same_bits, small_integers
 
 import blockscale as bs
-from blockscale import reference
-from ptxemu.device import TARGETS
+from blockscale import compile as compiler
+from blockscale import families, reference
+from blockscale.config import Config
+from blockscale.kernels.waits import before_the_wait
+from blockscale.problem import Problem, target_named
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
-pytestmark = pytest.mark.skipif("sm_90a" not in TARGETS, reason="this ptxemu does not know sm_90a")
 SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 1)]
 
 
@@ -57,3 +62,52 @@ def test_a_rows_bits_do_not_depend_on_the_others():
     with bs.emulated("sm_90a"):
         whole = bs.gemm(x, w, invariant=True)
         assert same_bits(bs.gemm(x[17:], w, invariant=True), whole[17:])
+
+
+AHEAD = [
+    Config((4, 48), stages=2, pdl=True, ahead=True, k_warps=2, chunk=512, buffers=1),
+    Config((8, 64), stages=2, pdl=True, ahead=True, wgmma=True, k_warps=2, split=2, buffers=4),
+]
+
+
+@pytest.mark.parametrize("config", AHEAD, ids=["warps", "groups"])
+def test_weights_may_be_read_ahead_and_nothing_else(config):
+    x, plain = torch.rand(3, 136).bfloat16(), every_code_and_scale(48, 136, positive=True)
+    out = torch.full((3, 48), torch.nan, dtype=torch.bfloat16)
+    with bs.emulated("sm_90a", schedule="lazy") as gpu:
+        bs.gemm(x, plain.with_layout("fragment"), out=out, config=config)
+    check(out, x, plain)
+    assert gpu.findings == []
+    target, problem = target_named("h200"), Problem(3, 48, 136, a="bf16")
+    family = families.of(target)
+    kernel = family.kernel(problem, target, config)
+    parts = compiler.compile_function(kernel, compiler.traced_arguments(family.ENTRY, problem), target.arch, "ahead")
+    ptx = parts["ptx"].decode()
+    early = before_the_wait(ptx)
+    assert early
+    assert family.premature(config, early) == []
+    assert family.premature(replace(config, ahead=False), early) == early
+    without = before_the_wait(ptx.replace("griddepcontrol.wait;", ""))
+    found = family.premature(config, without)  # activations, alpha and the result too
+    assert any("cp.async.bulk" in line for line in found)
+    assert any(re.search(r"\bst\.global", line) for line in found)
+    assert not set(found) & set(early)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("m", [1, 3])
+def test_garbage_stays_where_it_is(m, dtype):
+    """A scale of NaN makes its row NaN, as it does where weights are expanded; padding makes nothing NaN."""
+    plain = every_code_and_scale(17, 64, layout="linear")
+    plain.scales.view(torch.uint8)[3, 2] = 0x7F
+    packed = plain.with_layout("fragment")
+    dirty = packed.codes.clone()
+    dirty[..., 1024:] |= torch.where(packed.codes[..., 1024:] == 0, 0xFF, 0)
+    assert not torch.equal(dirty, packed.codes)
+    w = bs.NVFP4Tensor.from_parts(dirty, packed.scales, shape=(17, 64), layout="fragment", check_values=False)
+    x = torch.randn(m, 64).to(dtype)
+    with bs.emulated("sm_90a"):
+        y = bs.gemm(x, w, out_dtype=torch.float32)
+    rows = torch.arange(17) == 3
+    assert y[:, rows].isnan().all()
+    assert y[:, ~rows].isfinite().all()

@@ -137,7 +137,7 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("m", [1, 8, 17, 64])
 def test_the_same_bits_run_after_run_and_beside_other_rows_of_k(m):
-    """N03: 50 runs, and nothing of what lies beside the operands."""
+    """50 runs, and nothing of what lies beside the operands."""
     w, values = weight(1000, 4100)
     whole = torch.full((m, 4608), torch.nan, device="cuda").bfloat16()
     whole[:, :4100] = uniform(m, 4100)
@@ -150,7 +150,7 @@ def test_the_same_bits_run_after_run_and_beside_other_rows_of_k(m):
 
 @pytest.mark.parametrize("m", [1, 16, 64])
 def test_the_same_bits_on_two_streams(m):
-    """G04: 100 calls that overlap, and nothing that they share."""
+    """100 calls that overlap, and nothing that they share."""
     w, _ = weight(4096, 4096)
     xs = [uniform(m, 4096, seed=seed) for seed in (1, 2)]
     alone = [product(x, w) for x in xs]
@@ -168,7 +168,7 @@ def test_the_same_bits_on_two_streams(m):
 
 @pytest.mark.parametrize("a", [torch.bfloat16, torch.float16])
 def test_a_rows_bits_do_not_depend_on_the_others(a):
-    """N01: 8 rows alone and among 64, bit for bit if asked for, otherwise within the contract."""
+    """8 rows alone and among 64, bit for bit if asked for, otherwise within the contract."""
     w, values = weight(1000, 4100)
     x = torch.randn(64, 4100, device="cuda").to(a)
     whole = product(x, w, a, invariant=True)
@@ -183,7 +183,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(a):
 
 @pytest.mark.parametrize(("a", "out"), [("fp16", "fp16"), ("bf16", "bf16"), ("bf16", "fp32")])
 def test_sums_beyond_fp16_before_a_small_alpha(a, out):
-    """H01: the raw sum is 3e10, the result 3e4."""
+    """The raw sum is 3e10, the result 3e4."""
     codes = torch.full((64, 2048), 0x77, dtype=torch.uint8, device="cuda")
     scales = torch.full((64, 256), 0x7E, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
     w = bs.NVFP4Tensor.from_parts(codes, scales, 1.0, layout="linear").with_layout("fragment")
@@ -196,7 +196,7 @@ def test_sums_beyond_fp16_before_a_small_alpha(a, out):
 @pytest.mark.parametrize("kind", ["float", "tensor"])
 @pytest.mark.parametrize("m", [1, 17, 64])
 def test_captured_and_replayed_with_new_data(kind, m):
-    """K01: no copy from the host; the same plan serves the graph and the call beside it."""
+    """No copy from the host; the same plan serves the graph and the call beside it."""
     w, _ = weight(1000, 4096)
     x, out = uniform(m, 4096), torch.empty(m, 1000, dtype=torch.bfloat16, device="cuda")
     alpha = 0.5 if kind == "float" else torch.tensor(0.5, device="cuda")
@@ -234,7 +234,7 @@ def test_a_warm_call_allocates_nothing_and_waits_for_nothing():
 
 @pytest.mark.parametrize("m", [1, 17, 64])
 def test_weights_of_more_than_2_to_the_31_bytes(m):
-    """E01: 2^20 rows, of which the last alone are not zero."""
+    """2^20 rows, of which the last alone are not zero."""
     n, k = 1 << 20, 6144
     last, values = weight(100, k)
     units = torch.zeros(n // 16, k // 128, 1152, dtype=torch.uint8, device="cuda")
@@ -246,7 +246,7 @@ def test_weights_of_more_than_2_to_the_31_bytes(m):
 
 
 def test_results_of_more_than_2_to_the_31_elements():
-    """E03: the last row is right, and the first not written twice."""
+    """The last row is right, and the first not written twice."""
     m, n, k = 65_537, 32_768, 16
     w, values = weight(n, k)
     x = torch.randn(m, k, device="cuda").bfloat16()

@@ -1,6 +1,9 @@
 """From `gemm` to a Hopper kernel, without the GPU: what is chosen, what a kernel is given, what torch does instead."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from blockscale import families, heuristics
 from blockscale.backends import gpu, sm90
 from blockscale.config import Config
 from blockscale.families.sm90.choice import EXPAND_FROM, PRESETS, candidates
-from blockscale.families.sm90.constraints import smem
+from blockscale.families.sm90.constraints import loss, smem
 from blockscale.problem import Problem, target_named
 
 H200 = target_named("h200")
@@ -75,13 +78,34 @@ def test_a_tile_is_the_one_that_keeps_the_multiprocessors_busy():
         assert (config.tile, config.split, config.wgmma) == ((64, columns), split, True)
 
 
+RECORD = json.loads((Path(__file__).parents[3] / "benchmarks/records/hopper-errors.json").read_text())["parts"]
+
+
+def _lost(parts):
+    """The largest measured loss of a part's sum over 1,024 k, in units of 2^-20, of no more parts."""
+    measured = max(int(m) for m in RECORD if int(m) <= parts)
+    return max(error * measured / (int(k) / 1024) for k, error in RECORD[str(measured)].items())
+
+
+def test_losses_of_chains_are_at_least_those_measured():
+    for parts in range(1, 17):
+        assert _lost(parts) <= loss(parts) <= 5.6
+        config = replace(next(c for c in candidates() if c.wgmma), k_warps=parts, buffers=2 * parts)
+        longest = max(k for k in range(128, 40_000, 128) if loss(parts) * k <= parts * (4096 + k))
+        if parts < 4:
+            assert families.supports(replace(W, k=longest), H200, config) is None
+            reason = families.supports(replace(W, k=longest + 128), H200, config)
+            assert "too few for the result contract" in str(reason)
+
+
 @pytest.mark.parametrize("k", [64, 1024, 4096, 8192, 14336, 28672, 100_000])
 def test_k_is_cut_into_parts_enough_for_the_contract(k):
     """What the tensor cores lose of one part's sum, as measured, is within what the contract allows."""
     for m in (1, 2, 8, 16, 64):
         for n in (64, 4096, 8192, 11008, 14336, 28672):
             config = heuristics.choose(Problem(m, n, k, a="bf16"), H200).config
-            assert 4.75 * k / (config.k_warps * config.split) <= 4096 + k
+            parts = config.k_warps * config.split
+            assert _lost(parts) * k / parts <= 4096 + k
     one = replace(next(c for c in candidates() if c.wgmma), k_warps=1, buffers=2)
     with pytest.raises(heuristics.Unsupported, match=r"config\.k_warps: 1 parts of k = 8192 with split: too few"):
         heuristics.check(W, H200, one)
@@ -97,6 +121,10 @@ def test_shared_memory_is_what_the_kernels_say():
 def test_an_invariant_products_configuration_does_not_depend_on_its_rows():
     asked = [heuristics.choose(replace(W, m=m, invariant=True), H200).config for m in (1, 2, 16, 64, 5000)]
     assert len(set(asked)) == 1
+    most = 16 * 65_535  # what a grid holds
+    assert heuristics.choose(replace(W, m=most, invariant=True), H200).config == asked[0]
+    with pytest.raises(heuristics.Unsupported, match=r"config\.tile: 65536 tiles of 16 rows, at most 65535"):
+        heuristics.choose(replace(W, m=most + 1, invariant=True), H200)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +148,8 @@ def test_what_the_kernels_do_not_do(problem, message):
         (replace(candidates()[0], tile=(8, 24)), r"config\.tile: 24 columns"),
         (replace(candidates()[0], k_warps=99), r"config\.k_warps: 99: \d+ warps, expected 1 to 31"),
         (replace(candidates()[0], stages=None), r"config\.stages: None, expected one of 1, 2"),
-        (replace(candidates()[0], split=9), r"config\.split: 9, expected one of 1, 2"),
+        (replace(candidates()[-1], split=3), r"config\.split: 3, expected one of 1, 2"),
+        (replace(candidates()[0], tile=(32, 64)), r"config\.tile: 32 rows, expected one of 1, 2, 4, 8, 16"),
         (replace(candidates()[0], split=2), r"config\.split: 2, expected 1 without wgmma"),
         (replace(candidates()[-1], pdl=False, ahead=True), r"config\.ahead: True, expected False without pdl"),
         (replace(candidates()[-1], chunk=128), r"config\.chunk: 128, expected None with wgmma"),
@@ -129,7 +158,7 @@ def test_what_the_kernels_do_not_do(problem, message):
             r"config\.buffers: 5, expected a multiple of k_warps",
         ),
         (replace(candidates()[0], chunk=100), r"config\.chunk: 100, expected"),
-        (Config((64, 64), stages=1, k_warps=1, chunk=4096, buffers=4), r"config\.buffers: 4: .* bytes of shared"),
+        (Config((16, 64), stages=1, k_warps=1, chunk=4096, buffers=4), r"config\.buffers: 4: .* bytes of shared"),
         (Config((4, 64), stages=1, wgmma=True, buffers=4), r"config\.tile: 4 rows, expected one of 8"),
         (replace(candidates()[0], accumulators=2), r"config\.accumulators: 2, expected 1: the sm90 kernels do not"),
         (replace(candidates()[0], ctas=7), r"config\.ctas: 7, expected None"),
@@ -149,6 +178,27 @@ def test_what_the_public_functions_say():
     config = bs.config_for(8, 8192, 8192, gpu="h200")
     assert config == heuristics.choose(W, H200).config
     assert bs.explain(8, 8192, 8192, gpu="sm_90a").splitlines()[0] == f"8 x 8192 x 8192 on h200 (sm_90a): {config}"
+
+
+def test_what_is_told_of_more_rows_than_kernels_are_good_for():
+    few, many = (bs.explain(m, 8192, 8192, gpu="h200") for m in (EXPAND_FROM - 1, EXPAND_FROM))
+    assert "gemm takes it only where it is asked to (config): from 4096 rows on it expands the weight" in many
+    assert "expands" not in few
+    asked = heuristics.choose(replace(W, m=EXPAND_FROM, invariant=True), H200)
+    assert not any("expands" in reason for reason in asked.reasons)
+
+
+def test_what_is_told_counts_every_tile():
+    """128 rows are two tiles of 64, so twice the CTAs of 64."""
+    text = bs.explain(128, 8192, 8192, gpu="h200")
+    config = bs.config_for(128, 8192, 8192, gpu="h200")
+    ctas = 2 * 8192 // config.tile[1] * config.split
+    assert config.tile[0] == 64
+    assert f": {ctas} CTAs for 132 multiprocessors" in text
+    text = bs.explain(1, 16, 64, gpu="h200")
+    assert "tiles of 1 row of activations" in text
+    assert ": 1 CTA for 132 multiprocessors, 1 wave:" in text
+    assert not re.search(r"\b1 \w+s\b(?! of 64)", text.replace("1 x 16", "")), text
 
 
 def test_what_a_kernel_is_given(recorder):

@@ -101,10 +101,8 @@ def _swap(view: _Kernel) -> _Step:
     if view.problem.out_dtype == NVFP4:
         return view, "operands as they are: NVFP4 results have their blocks along the rows"
     if exchanged >= as_they_are:
-        return (
-            view,
-            f"operands as they are: exchanged they would make {exchanged:,} sums, not {as_they_are:,} (published)",
-        )
+        sums = f"{exchanged:,} beside {as_they_are:,}"
+        return view, f"operands as they are: exchanged they would make no fewer sums, {sums} (published)"
     why = f"operands exchanged: m = {m} as columns makes {exchanged:,} sums to multiply instead of {as_they_are:,}"
     return replace(view, swap=True, config=replace(view.config, swap=True)), f"{why} (published)"
 
@@ -135,11 +133,11 @@ def _tile(view: _Kernel) -> _Step | Reason:
     best = min(found, key=lambda v: (v.bytes, -v.config.tile[0], -v.config.tile[1], v.config.accumulators))
     counted = ", ".join(f"{v.config.tile[0]}x{v.config.tile[1]} {v.bytes:,}" for v in _best_of_each(found))
     rows, columns = best.config.tile
-    who = "pairs of CTAs" if rows > CTA_ROWS else "CTAs"
-    waves = f"{best.waves} wave{'s' * (best.waves != 1)}"
+    pair = rows > CTA_ROWS
+    room = f"{_count(best.in_flight, 'pair')} of CTAs" if pair else _count(best.in_flight, "CTA")
     why = (
-        f"tiles of {rows}x{columns}: {best.clusters} for {best.in_flight} {who} are {waves}; the fewest bytes that a "
-        f"CTA loads, or stores with nothing beside it ({counted}; derived)"
+        f"tiles of {rows}x{columns}: {best.clusters} for {room} make {_count(best.waves, 'wave')}; the fewest bytes "
+        f"that a CTA loads, or stores with nothing beside it ({counted}; derived)"
     )
     return best, why
 
@@ -158,10 +156,8 @@ def _accumulators(view: _Kernel) -> _Step:
     if view.config.accumulators == 2:
         sizes = geometry(view.config, view.target)
         shared = f"; they share {sizes.overlap} of their {sizes.tile_n} columns, read first" if sizes.overlap else ""
-        return (
-            view,
-            f"two accumulators: a CTA does {view.waves} tiles, and storing one overlaps the next{shared} (derived)",
-        )
+        does = f"two accumulators: a CTA does {_count(view.waves, 'tile')}"
+        return view, f"{does}, and storing one overlaps the next{shared} (derived)"
     if view.waves == 1:
         return view, "one accumulator: a CTA does one tile at most, so that there is nothing to overlap (derived)"
     return view, f"one accumulator: a CTA does {view.waves} tiles, yet two save nothing (derived)"
@@ -188,13 +184,15 @@ def _store(view: _Kernel) -> _Step:
 def _schedule(view: _Kernel) -> _Step:
     clusters, room = view.clusters, view.in_flight
     if clusters <= room:
-        return view, f"static schedule: {clusters} tiles for {room} clusters, nothing to hand out (published)"
+        counted = f"{_count(clusters, 'tile')} for {_count(room, 'cluster')}"
+        return view, f"static schedule: {counted}, nothing to hand out (published)"
     asking = view.with_(schedule="clc")
     if clusters >= FEW_WAVES * room:
-        return asking, f"tiles on request: {clusters} for {room} clusters are {FEW_WAVES} waves or more (published)"
+        why = f"tiles on request: {clusters} for {room} clusters are {FEW_WAVES} full waves or more (published)"
+        return asking, why
     if view.problem.k >= LONG_K:
         return asking, f"tiles on request: few waves, but k is {LONG_K} or more (published)"
-    return view, f"static schedule: fewer than {FEW_WAVES} waves, and k is less than {LONG_K} (published)"
+    return view, f"static schedule: fewer than {FEW_WAVES} full waves, and k is less than {LONG_K} (published)"
 
 
 def _order(view: _Kernel) -> _Step:
@@ -211,7 +209,7 @@ def _order(view: _Kernel) -> _Step:
             if touched <= view.target.l2:
                 why = (
                     f"bands of {group}: both operands are {whole / 2**20:.0f} MiB and L2 {view.target.l2 / 2**20:.0f}; "
-                    f"{flight} tiles in flight, {group} abreast, touch {touched / 2**20:.1f} MiB (published)"
+                    f"{_count(flight, 'tile')} in flight, {group} abreast, touch {touched / 2**20:.1f} MiB (published)"
                 )
                 return view.with_(raster="m", group=group), why
 
@@ -224,12 +222,16 @@ def _order(view: _Kernel) -> _Step:
     fits = "both operands fit L2" if whole <= view.target.l2 else "no band fits L2"
     touched_rows = f"{rows('m')} rows of operands along m, {rows('n')} along n"
     line = f"line after line along {raster}: {fits} (published)"
-    why = f"{line}, and {flight} tiles in flight touch {touched_rows} (derived)"
+    why = f"{line}, and what is in flight, {_count(flight, 'tile')}, touches {touched_rows} (derived)"
     return view.with_(raster=raster), why
 
 
 def _launch(view: _Kernel) -> _Step:
     return view.with_(pdl=True), "dependent launch: the start overlaps the end of the kernel before (published)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _padded(size: int, multiple: int) -> int:

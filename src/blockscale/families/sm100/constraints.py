@@ -7,8 +7,8 @@ from typing import Any
 
 from blockscale.config import Config, Reason
 from blockscale.kernels.parts.geometry import CTA_ROWS, MOST_CLUSTER, ROWS, SIDES, TMEM_COLUMNS, Geometry, widths
-from blockscale.kernels.parts.staging import RELEASES, STORES, staging_bytes
-from blockscale.problem import NVFP4, Problem, Target
+from blockscale.kernels.parts.staging import RELEASES, STORES, fragment, most_held, staging_bytes
+from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 CALL_FIELDS: tuple[str, ...] = ("ctas", "persist_mb")
 CODE_FIELDS: tuple[str, ...] = (
@@ -48,8 +48,8 @@ ALLOWED: dict[str, Sequence[Any]] = {
 }
 # Tile indices are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
 MOST_CTAS = 2**16 - 1
-MOST_READ_GELU = 64
 MOST_TILES = 2**31 - 2**16
+WIDEST_STORE = 32  # bytes; the only one that can be told what L2 is to do (PTX: st, .level::eviction_priority)
 RANGES = {
     "group": range(1, 2**10 + 1),
     "prefetch": range(17),
@@ -126,18 +126,40 @@ def _cluster(config: Config) -> Iterator[Reason]:
 
 
 def _epilogue(problem: Problem, config: Config) -> Iterator[Reason]:
-    if problem.activation == "gelu" and config.read > MOST_READ_GELU:
-        yield Reason("config.read", f"{config.read}, at most {MOST_READ_GELU} beside gelu, which takes the registers")
+    quantised = problem.out_dtype == NVFP4
+    most = most_held(problem.activation)
+    if fragment(config.tile[1], config.read, problem.out_dtype) > most:
+        yield Reason("config.read", f"{config.read}, at most {most} beside {problem.activation}, which takes registers")
     if config.store != "direct":
         if config.swap:
             yield Reason("config.swap", f"True, expected False beside store {config.store!r}")
-        if problem.out_dtype == NVFP4:
+        if quantised:
             yield Reason("config.store", f"{config.store!r}, expected 'direct' for NVFP4 results")
-    if problem.out_dtype == NVFP4:
+    if quantised:
         if config.swap:
             yield Reason("config.swap", "True, expected False for NVFP4 results: blocks run along the columns")
         if config.tile[1] % 32:
             yield Reason("config.tile", f"{config.tile[1]} columns, expected a multiple of 32 for NVFP4 results")
+    yield from _without_effect(problem, config)
+
+
+def _without_effect(problem: Problem, config: Config) -> Iterator[Reason]:
+    """No field is set for nothing."""
+    direct, quantised = config.store == "direct", problem.out_dtype == NVFP4
+    if direct and config.store_slots != Config.store_slots:
+        yield Reason("config.store_slots", f"{config.store_slots}, expected {Config.store_slots} beside store 'direct'")
+    if quantised and config.read != Config.read:
+        yield Reason("config.read", f"{config.read}, expected {Config.read} for NVFP4 results, read block by block")
+    if config.l2_out is None:
+        return
+    given = f"{config.l2_out!r}, expected None"
+    columns = fragment(config.tile[1], config.read, problem.out_dtype)
+    if config.swap or quantised:
+        what = "beside swap" if config.swap else "for NVFP4 results"
+        yield Reason("config.l2_out", f"{given} {what}: the stores of these have no such hint")
+    elif direct and columns * OUT_BYTES[problem.out_dtype] % WIDEST_STORE:
+        stores = f"stores of {WIDEST_STORE} bytes, and {columns} columns at a time are no whole number of these"
+        yield Reason("config.l2_out", f"{given} beside store 'direct': it goes with {stores}")
 
 
 def _memory(problem: Problem, target: Target, config: Config) -> Iterator[Reason]:
@@ -153,8 +175,11 @@ def _memory(problem: Problem, target: Target, config: Config) -> Iterator[Reason
 def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
     name, columns = ("m", problem.m) if config.swap else ("n", problem.n)
     width = config.tile[1]
-    if width % 32 and (columns > width or (config.cluster or (1, 1))[1] > 1):
-        yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
+    if not Geometry(config.tile, cluster=config.cluster).can_tile(columns):
+        if columns > width:
+            yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
+        once = "no multiple of 32, they make one tile alone"
+        yield Reason("config.cluster", f"{config.cluster}, expected a second side of 1 beside {width} columns: {once}")
     if tile_count(problem, config) > MOST_TILES:
         tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {MOST_TILES}"
         yield Reason("config.tile", tiles)

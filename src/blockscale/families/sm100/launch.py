@@ -55,6 +55,11 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     return build(**code, **epilogue, smem=target.smem)
 
 
+def premature(config: Config, early: list[str]) -> list[str]:
+    """Of the instructions on global memory that come before the wait, those that may not: all."""
+    return early
+
+
 def tensors(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,

@@ -2,7 +2,17 @@
 
 from blockscale.families.sm120.choice import choose
 from blockscale.families.sm120.constraints import CALL_FIELDS, CODE_FIELDS, unfit, unsupported
-from blockscale.families.sm120.launch import ACTIVATION, ENTRY, KERNEL, LAYOUTS, kernel, sizes, tensors, values
+from blockscale.families.sm120.launch import (
+    ACTIVATION,
+    ENTRY,
+    KERNEL,
+    LAYOUTS,
+    kernel,
+    premature,
+    sizes,
+    tensors,
+    values,
+)
 
 __all__ = [
     "ACTIVATION",
@@ -13,6 +23,7 @@ __all__ = [
     "LAYOUTS",
     "choose",
     "kernel",
+    "premature",
     "sizes",
     "tensors",
     "unfit",

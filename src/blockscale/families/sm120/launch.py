@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from blockscale.config import Config
-from blockscale.families.sm100.launch import ACTIVATION, ENTRY, LAYOUTS, sizes, tensors
+from blockscale.families.sm100.launch import ACTIVATION, ENTRY, LAYOUTS, premature, sizes, tensors
 from blockscale.families.sm120.constraints import CODE_FIELDS, tile_count
 from blockscale.formats.layouts import blocks
 from blockscale.problem import Problem, Target
 
-__all__ = ["ACTIVATION", "ENTRY", "KERNEL", "LAYOUTS", "kernel", "sizes", "tensors", "values"]
+__all__ = ["ACTIVATION", "ENTRY", "KERNEL", "LAYOUTS", "kernel", "premature", "sizes", "tensors", "values"]
 
 KERNEL = "blockscale.kernels.sm120"
 

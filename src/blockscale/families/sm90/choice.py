@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockscale.config import Choice, Config, Reason
-from blockscale.families.sm90.constraints import GROUP, unbuildable, unfit
+from blockscale.families.sm90.constraints import GROUP, unfit
 from blockscale.formats.fragment import DEPTH, ROWS
 from blockscale.problem import Problem, Target
 
@@ -64,7 +64,8 @@ EXPAND_FROM = 4096  # rows from which expanding the weight and torch's matmul ar
 def choose(problem: Problem, target: Target) -> Choice | Reason:
     """The configuration for a problem that `unsupported` passes, or why there is none."""
     rows = INVARIANT if problem.invariant else problem.m * problem.batch
-    tokens = next((p.rows for p in PRESETS if rows <= p.rows), PRESETS[-1].rows)
+    most = max(p.rows for p in PRESETS)
+    tokens = next((p.rows for p in PRESETS if rows <= p.rows), most)
     found = [p for p in PRESETS if p.rows == tokens and problem.k >= p.k]
     fit = [p for p in found if unfit(problem, target, p.config) is None]
     if not fit:
@@ -72,21 +73,23 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     config = min(fit, key=lambda p: _order(p, problem, target)).config
     ctas, waves = _ctas(config, problem), _waves(config, problem, target)
     by = "wgmma" if config.wgmma else "mma.sync"
+    along_k = _count(config.k_warps, "warpgroup" if config.wgmma else "warp")
     reasons = (
-        f"tiles of {tokens} rows of activations, by {by}: "
+        *_expanded(problem),
+        f"tiles of {_count(tokens, 'row')} of activations, by {by}: "
         + (
             "those of invariant products"
             if problem.invariant
             else f"the fewest that hold {rows}, or the most there are"
         )
         + f" ({MEASURED})",
-        f"tiles of {config.tile[1]} rows of the weight, k among {config.split} CTAs: {ctas} CTAs for {target.sms} "
-        f"multiprocessors are {waves} wave{'s' * (waves != 1)}, done soonest (derived)",
-        f"{config.k_warps} {'warpgroups' if config.wgmma else 'warps'} along k, {config.stages} units of weights in "
-        f"flight, {config.buffers} chunks of {config.chunk or DEPTH} activations ({MEASURED})",
+        f"tiles of {config.tile[1]} rows of the weight, k among {_count(config.split, 'CTA')}: {_count(ctas, 'CTA')} "
+        f"for {target.sms} multiprocessors, {_count(waves, 'wave')}: done soonest (derived)",
+        f"{along_k} along k, {_count(config.stages or 0, 'unit')} of weights in flight, "
+        f"{_count(config.buffers or 0, 'chunk')} of {config.chunk or DEPTH} activations ({MEASURED})",
         "pdl: a CTA is there when the work ahead in the stream ends; it touches nothing before that",
     )
-    return unbuildable(config, target) or Choice(config, reasons)
+    return Choice(config, reasons)
 
 
 def candidates() -> tuple[Config, ...]:
@@ -94,9 +97,23 @@ def candidates() -> tuple[Config, ...]:
     return tuple(preset.config for preset in PRESETS)
 
 
+def _expanded(problem: Problem) -> tuple[str, ...]:
+    """That `gemm` does without a configuration, if it does."""
+    if problem.invariant or problem.m * problem.batch < EXPAND_FROM:
+        return ()
+    return (
+        f"gemm takes it only where it is asked to (config): from {EXPAND_FROM} rows on it expands the weight, for "
+        "torch's matmul",
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def _ctas(config: Config, problem: Problem) -> int:
-    """CTAs of one tile of rows of activations."""
-    return -(-problem.n // config.tile[1]) * config.split
+    tokens, rows = config.tile
+    return -(-problem.n // rows) * -(-problem.m * problem.batch // tokens) * config.split
 
 
 def _waves(config: Config, problem: Problem, target: Target) -> int:

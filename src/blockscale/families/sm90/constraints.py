@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from blockscale.config import Config, Reason
-from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
-from blockscale.formats.layouts import round_up
+from blockscale.formats.fragment import DEPTH, ROWS
+from blockscale.kernels.parts import hopper_memory
 from blockscale.problem import NVFP4, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
 CALL_FIELDS: tuple[str, ...] = ()
 
-TOKENS = (1, 2, 4, *range(8, 65, 8))  # rows of a that a CTA can take
+TOKENS = {False: (1, 2, 4, 8, 16), True: tuple(range(8, 65, 8))}  # rows of a that a CTA can take, by `wgmma`
 GROUP = 4  # warps of a warpgroup
 MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetches
 STAGES = range(1, 9)
 BUFFERS = range(1, 17)
-SPLITS = range(1, 9)
+SPLITS = (1, 2)
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
-# What tensor cores lose of a sum of positive numbers over 1,024 k, in units of 2^-20: measured on an H200, at most 5.6
-# where few are added and 4.7 where many are. The contract allows 4 and 1 more for each 1,024 k, so that k has to be
-# cut into parts whose sums are added in fp32.
-LOSS = 4.75
-
-SUM_BYTES = 4 * (ROWS + 4)  # of a row of a warp's sums
-HEAD_BYTES = {False: 512, True: 1024}  # of shared memory, by `wgmma`: barriers and alpha
-SKEW = 8  # elements that a row of activations is longer, for the banks of shared memory
+# What tensor cores lose of a sum of positive numbers over 1,024 k of a part of k, in units of 2^-20: so many parts or
+# more, the loss (benchmarks/records/hopper-errors.json). The contract allows 4 and 1 more for each 1,024 k, so that k
+# has to be cut into parts whose sums are added in fp32.
+LOSS = ((4, 4.75), (2, 5.2), (1, 5.6))
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -42,7 +38,7 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem, or None."""
     tokens, rows = config.tile
     unit = GROUP * ROWS if config.wgmma else ROWS
-    allowed = [t for t in TOKENS if t >= 8 or not config.wgmma]
+    allowed = TOKENS[config.wgmma]
     if tokens not in allowed:
         return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, allowed))}")
     if rows < unit or rows % unit:
@@ -86,14 +82,22 @@ def _unbuildable_group(config: Config) -> Reason | None:
 
 
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
-    """Why a kernel that can be built does not serve `problem`, or None."""
+    """Why there is no such kernel, or why it does not do `problem`; None where it does."""
+    reason = unbuildable(config, target)
+    if reason is not None:
+        return reason
     tiles = -(-problem.m * problem.batch // config.tile[0])
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
     parts = config.k_warps * config.split
-    if LOSS * problem.k > parts * (4096 + problem.k):
+    if loss(parts) * problem.k > parts * (4096 + problem.k):
         return Reason("config.k_warps", f"{parts} parts of k = {problem.k} with split: too few for the result contract")
     return None
+
+
+def loss(parts: int) -> float:
+    """Of `LOSS`, with k in so many parts."""
+    return next(loss for least, loss in LOSS if parts >= least)
 
 
 def warps(config: Config) -> int:
@@ -102,13 +106,12 @@ def warps(config: Config) -> int:
 
 
 def smem(config: Config) -> int:
-    """Bytes of shared memory: barriers; for each warp its sums, with wgmma in the place of its weights; activations."""
+    """Bytes of shared memory."""
     tokens = config.tile[0]
     assert config.stages is not None
     assert config.buffers is not None
-    sums, head = round_up(tokens, 8) * SUM_BYTES, HEAD_BYTES[config.wgmma]
     if config.wgmma:
-        of_warp = round_up(max((config.stages + 1) * UNIT_BYTES, sums), 128)
-        return round_up(head + warps(config) * of_warp, 1024) + config.buffers * tokens * DEPTH * 2
+        return hopper_memory.of_groups(tokens, warps(config), config.stages, config.buffers)
     assert config.chunk is not None
-    return round_up(head + warps(config) * sums, 128) + config.buffers * tokens * (config.chunk + SKEW) * 2
+    _, whole = hopper_memory.of_warps(tokens, warps(config), config.chunk, config.buffers)
+    return whole

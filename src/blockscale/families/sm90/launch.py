@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ from blockscale.tensor import NVFP4Tensor
 
 KERNEL = "blockscale.kernels.hopper"
 ACTIVATION = "bf16"
+# The instructions of `kernels.parts.weights`, which nothing but a weight is read by.
+_LOADS_WEIGHTS = re.compile(
+    r"(@!?%?\w+\s+)?(ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.b32|cp\.async\.cg\.shared\.global\.L2::256B)\s"
+)
 LAYOUTS: Mapping[str, str] = {"a": LINEAR, "b": FRAGMENT}
 ENTRY = Entry(
     pointers={
@@ -52,6 +57,12 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
         return wide(tokens, **groups, **rings, **of)
     return narrow(tokens, row_warps=rows // ROWS, k_warps=config.k_warps, chunk=config.chunk, **rings, **of)
+
+
+def premature(config: Config, early: list[str]) -> list[str]:
+    """Of the instructions on global memory that come before the wait, those that may not: with `ahead` all that do not
+    load weights, otherwise all."""
+    return [x for x in early if not (config.ahead and _LOADS_WEIGHTS.match(x))]
 
 
 def tensors(

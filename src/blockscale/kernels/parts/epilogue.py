@@ -15,8 +15,6 @@ from blockscale.kernels.parts.staging import ROWS, WARPS
 from blockscale.kernels.parts.store import Boxes, Direct, Output, Quantised, Staged, Swapped, Words
 
 DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32, "nvfp4": cutlass.Uint8}
-HELD = 128  # columns that a thread may hold: the compiler reads them all before it packs any, one register each
-HELD_GELU = 64  # beside the registers that gelu takes
 
 
 class Epilogue:
@@ -63,8 +61,7 @@ class Epilogue:
         """
         all_of_them = self.tile_n // self.columns
         first = -(-self.overlap // self.columns) if self.overlap else all_of_them
-        most = HELD_GELU if self.activation == "gelu" else HELD
-        held = min(first, most // self.columns) if self.early else 0
+        held = min(first, staging.most_held(self.activation) // self.columns) if self.early else 0
         return first - held, held, all_of_them - first
 
     def column(self, index: Int32, turn: Int32) -> Int32:

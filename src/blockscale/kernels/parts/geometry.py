@@ -17,6 +17,7 @@ ATOM_COLUMNS = 4  # of tensor memory: row r of the atom in lane r % 32, column r
 SWIZZLE_ROWS = 8  # of codes that the swizzle's pattern spans: boxes of codes are so many rows, or several times that
 SMEM_BYTES = 232448  # of dynamic shared memory that a CTA of sm_100a may have
 HEADER_BYTES = 1024  # barriers and the address of tensor memory, padded to the alignment of what follows
+RESERVED_BYTES = 1024  # of shared memory that each CTA takes beside its own; all of it is one CTA's most and these
 TMEM_COLUMNS = 512
 ROWS = (128, 256)  # of a tile: those of one CTA, or of a pair
 SIDES = (1, 2, 4)  # of a cluster, in CTAs
@@ -75,7 +76,7 @@ class Geometry:
         Only multiples of 32 are repeated; another width has to cover all of n, since a tile that began within 32 rows
         of an atom would need its scales in other lanes.
         """
-        return self.tile_n % 32 == 0 or n <= self.tile_n
+        return self.tile_n % 32 == 0 or (n <= self.tile_n and self.shape[1] == 1)
 
     @property
     def atoms_n(self) -> int:
@@ -145,8 +146,20 @@ class Geometry:
         return self.most_stages if self.stages is None else self.stages
 
     @property
-    def smem_bytes(self) -> int:
+    def smem_used(self) -> int:
         return HEADER_BYTES + self.staging + self.slots * self.stage_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Those asked for: of a cluster, so many that a multiprocessor takes no more CTAs than it has columns for.
+
+        A CTA waits for columns that another one has, and CTAs of a cluster wait for one another: two clusters, each
+        with columns where the other waits for some, would wait forever.
+        """
+        if self.shape == (1, 1):
+            return self.smem_used
+        too_many = TMEM_COLUMNS // self.tmem_allocation + 1
+        return max(self.smem_used, (self.smem + RESERVED_BYTES) // too_many)
 
     # Columns of tensor memory.
 

@@ -13,6 +13,12 @@ BITS = {"fp16": 16, "bf16": 16, "fp32": 32, "nvfp4": 4}  # of an element of the 
 WIDEST_BOX = 128  # bytes of a row that one TMA store takes: the width of the widest swizzle
 
 
+def most_held(activation: str | None) -> int:
+    """Columns that a thread may hold, one register each, since the compiler reads them all before it packs any; gelu
+    takes many registers itself."""
+    return 64 if activation == "gelu" else 128
+
+
 def fragment(tile_n: int, read: int, out_dtype: str) -> int:
     """Columns of tensor memory that a thread reads before it waits: at most `read`, and a whole number of times in a
     tile. NVFP4 goes by 64 columns, a word of scales, or by 32 where a tile ends within one."""

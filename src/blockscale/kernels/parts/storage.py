@@ -39,8 +39,8 @@ def shared_memory(g: Geometry, requests: bool) -> Any:
         sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfa_bytes // 2], 1024]
         sfb: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfb_bytes // 2], 1024]
 
-    if Smem.size_in_bytes() != g.smem_bytes:
-        raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {g.smem_bytes}")
+    if Smem.size_in_bytes() != g.smem_used:
+        raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {g.smem_used}")
     return SmemAllocator().allocate(Smem)
 
 

@@ -13,13 +13,13 @@ from cutlass.cute.nvgpu import cpasync
 from blockscale.kernels.parts import quantise
 from blockscale.kernels.parts.geometry import ATOM_BYTES
 from blockscale.kernels.parts.staging import ROWS
+from blockscale.kernels.parts.tma import POLICIES
 
 Words = list[Int32]
 
 VECTORS = (32, 16)  # bytes of a store, widest first
 TMA_ALIGNMENT = 16  # of rows in global memory
 PAIRS = {Float16: "f16x2", BFloat16: "bf16x2"}
-CACHE_POLICIES = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}  # what createpolicy makes
 
 
 def pack(values: list[Float32], dtype: type[cutlass.Numeric]) -> Words:
@@ -63,6 +63,10 @@ class Output:
     def aligned(self, nbytes: int) -> Boolean:
         """Whether every row begins at a multiple of so many bytes."""
         return (self.pointer.toint() | self.ld * self.nbytes) % nbytes == 0
+
+    def ends_whole(self) -> Boolean:
+        """Whether rows are a multiple of 16 bytes long, to which TMA goes on where a box hangs over their end."""
+        return self.n * self.nbytes % TMA_ALIGNMENT == 0
 
     def address(self, matrix: Int32, row: Int32, column: Int32) -> Int64:
         return self.pointer.toint() + ((Int64(matrix) * self.m + row) * self.ld + column) * self.nbytes
@@ -192,7 +196,7 @@ class Boxes:
         source, target = cpasync.tma_partition(
             self.map.atom, 0, cute.make_layout(1), cute.group_modes(self.smem, 0, 2), cute.group_modes(gBox, 0, 3)
         )
-        policy = {"cache_policy": Int64(CACHE_POLICIES[l2])} if l2 else {}
+        policy = {"cache_policy": Int64(POLICIES[l2])} if l2 else {}
         cute.copy(self.map.atom, source[None, cute.arch.warp_idx() * self.slots + slot], target, **policy)
 
     def next(self, slot: Int32) -> Int32:
@@ -201,7 +205,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Staged:
-    """Boxes by TMA, which leaves out what is beyond m and n; where it cannot, because rows are not aligned, `direct`.
+    """Boxes by TMA, which leaves out what is beyond m and n; `direct` unless rows begin and end at 16 bytes' multiples.
 
     matrix: of the batch. row: the warp's first one.
     """
@@ -218,7 +222,7 @@ class Staged:
     def store(self, words, column, slot):
         out, boxes = self.direct.output, self.boxes
         each = boxes.width // 4
-        if self.direct.narrow:
+        if self.direct.narrow & out.ends_whole():
             for i in cutlass.range_constexpr(0, len(words), each):
                 boxes.fill(words[i : i + each], slot)
                 first = self.direct.column + column + i * 4 // out.nbytes

@@ -6,18 +6,13 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
+from blockscale.formats.fragment import ROWS
 from blockscale.kernels.parts import async_copies
 from blockscale.kernels.parts.activation import ACTIVATIONS
 from blockscale.kernels.parts.arithmetic import Bias
+from blockscale.kernels.parts.hopper_memory import PITCH
 
-ROWS = 16  # of the weights, that a warp has sums of
-PITCH = ROWS + 4  # fp32 from one token to the next, so that a warp's stores meet no bank twice
 VECTOR = 4  # rows that a thread finishes at a time
-
-
-def sum_bytes(tokens: int) -> int:
-    """Of a warp's sums."""
-    return -(-tokens // 8) * 8 * PITCH * 4
 
 
 @dataclass(frozen=True)

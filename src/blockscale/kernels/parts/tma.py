@@ -23,7 +23,7 @@ ATOM = ATOM_BYTES // 2  # elements of 16 bits
 Box = tuple[int, ...]
 ROWS, STEP = 0, 1  # dimensions of codes and of scales along which the boxes of a slot lie
 
-# What L2 does with the lines that a load brings: descriptors that createpolicy.fractional makes for all of them.
+# What L2 does with the lines that a copy touches: descriptors that createpolicy.fractional makes for all of them.
 POLICIES = {None: None, "evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
 

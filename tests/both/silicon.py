@@ -1,4 +1,4 @@
-"""Runs every program on the GPU and writes what came out: `python tests/both/record.py [--out FILE] [FAMILY ...]`.
+"""Runs every program on the GPU and writes what came out: `python tests/both/silicon.py [--out FILE] [FAMILY ...]`.
 
 Families run side by side, each in a process of its own, since an illegal instruction ends a process's use of the GPU
 and a wrong byte count could make it wait.  Needs numpy, libcuda and a Hopper GPU.
@@ -20,8 +20,8 @@ SECONDS = 60.0  # that a family may take
 sys.path[:0] = [str(HERE), str(ROOT / "src")]
 
 import on_gpu  # noqa: E402
-from programs import FAMILIES, refused, singles  # noqa: E402
-from programs.program import Program, digests  # noqa: E402
+from comparison import FAMILIES, refused, singles  # noqa: E402
+from comparison.program import Program, digests  # noqa: E402
 
 FAILED = "failed"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.builder import Kernel, wait
-from programs.program import Launch, Program
+from comparison.builder import Kernel, wait
+from comparison.program import Launch, Program
 
 CLUSTER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 ROOM = ".shared .align 16 .b8 room[1024]; .shared .align 8 .b64 bar;"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from programs.lanewise import Array, Group, float_operands, integer_operands, program
-from programs.program import Program
+from comparison.lanewise import Array, Group, float_operands, integer_operands, program
+from comparison.program import Program
 
 SIZE = 1 << 14
 ROUNDINGS = ("rn", "rz", "rm", "rp")

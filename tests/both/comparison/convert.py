@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.lanewise import Array, Group, exhaustive, integer_operands, program, special_floats
-from programs.program import Program
+from comparison.lanewise import Array, Group, exhaustive, integer_operands, program, special_floats
+from comparison.program import Program
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 INTEGRAL = ("rni", "rzi", "rmi", "rpi")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.program import HEADER, Launch, Program
+from comparison.program import HEADER, Launch, Program
 
 TEXT = """.visible .entry k(.param .u64 p_out, .param .u32 p_stride, .param .u32 p_group, .param .u32 p_across)
 {{

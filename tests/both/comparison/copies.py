@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.builder import Kernel, dump, fill, wait
-from programs.program import Arrays, Map, Program, random_bytes
-from programs.tensor_copies import SIZES, SPANS, _numbers
+from comparison.builder import Kernel, dump, fill, wait
+from comparison.program import Arrays, Map, Program, random_bytes
+from comparison.tensor_copies import SIZES, SPANS, _numbers
 
 ROOM = 4096
 THREADS = 64

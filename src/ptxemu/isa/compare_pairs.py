@@ -1,5 +1,5 @@
-"""PTX chapter 'Comparison and Selection Instructions': two results, packed halves, results that are floats; lop3 with a
-predicate.
+"""PTX chapter 'Comparison and Selection Instructions': pairs of results and of halves, results that are floats
+or packed; lop3 with a pair of results.
 """
 
 from __future__ import annotations

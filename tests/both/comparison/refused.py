@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.program import Map, Program
-from programs.tensor_copies import load_kernel, make, store_kernel
+from comparison.program import Map, Program
+from comparison.tensor_copies import load_kernel, make, store_kernel
 
 TENSOR = Map("tensor", "u32", (40, 20), (160,), (16, 6))
 SIZE = 3712

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from programs.builder import Kernel, dump, fill, wait
-from programs.program import Arrays, Map, Program, random_bytes
+from comparison.builder import Kernel, dump, fill, wait
+from comparison.program import Arrays, Map, Program, random_bytes
 
 ROOM = 8192
 THREADS = 128

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from programs.builder import Kernel, dump, fill
-from programs.program import Arrays, Program, random_bytes
+from comparison.builder import Kernel, dump, fill
+from comparison.program import Arrays, Program, random_bytes
 
 LANES = 32
 MASKS = (0xFFFFFFFF, 0x0000FFFF, 0xAAAAAAAA, 0x80000001, 0x00F0F00F)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from programs.program import HEADER, Array, Arrays, Group, Launch, Program
+from comparison.program import HEADER, Array, Arrays, Group, Launch, Program
 
 THREADS = 128
 WORD: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

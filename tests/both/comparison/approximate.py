@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from programs.arithmetic import SIZE, _floats
-from programs.lanewise import Group, exhaustive, float_operands, program
-from programs.program import Program
+from comparison.arithmetic import SIZE, _floats
+from comparison.lanewise import Group, exhaustive, float_operands, program
+from comparison.program import Program
 
 
 def programs() -> Iterator[Program]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from programs.builder import Kernel, wait
-from programs.program import Program
+from comparison.builder import Kernel, wait
+from comparison.program import Program
 
 BAR = ".shared .align 8 .b64 bar; .shared .align 8 .b64 other;"
 

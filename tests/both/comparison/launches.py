@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.program import HEADER, Launch, Program
+from comparison.program import HEADER, Launch, Program
 
 CTAS, THREADS = 24, 64
 SIZE = CTAS * THREADS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from programs.program import HEADER, Array, Arrays, Launch, Program
+from comparison.program import HEADER, Array, Arrays, Launch, Program
 
 FIELDS = {"f16": (5, 10), "bf16": (8, 7), "tf32": (8, 23), "f32": (8, 23), "e4m3": (4, 3), "e5m2": (5, 2)}
 STYLES = ("ordinary", "wide", "any", "subnormal", "cancelling")

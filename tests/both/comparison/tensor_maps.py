@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.builder import Kernel
-from programs.program import Map, Program
-from programs.tensor_copies import SIZES, SPANS
+from comparison.builder import Kernel
+from comparison.program import Map, Program
+from comparison.tensor_copies import SIZES, SPANS
 
 ADDRESS = 0x7F0123456000  # encoding does not look at the memory
 PROMOTIONS = (0, 64, 128, 256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from programs import (
+from comparison import (
     arithmetic,
     atomics,
     barriers,
@@ -17,7 +17,7 @@ from programs import (
     tensor_maps,
     warps,
 )
-from programs.program import Program
+from comparison.program import Program
 
 
 def singles() -> Iterator[Program]:

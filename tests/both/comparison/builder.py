@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from programs.program import HEADER, Arrays, Launch, Program
+from comparison.program import HEADER, Arrays, Launch, Program
 
 REGISTERS = """
     .reg .pred p<16>;

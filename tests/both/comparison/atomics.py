@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from programs.builder import Kernel
-from programs.lanewise import WORD, float_operands, integer_operands
-from programs.program import Arrays, Program
+from comparison.builder import Kernel
+from comparison.lanewise import WORD, float_operands, integer_operands
+from comparison.program import Arrays, Program
 
 THREADS = 128
 INTEGERS = {

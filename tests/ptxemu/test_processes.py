@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import mmap
+import os
+import signal
+from multiprocessing import shared_memory
 from typing import Any
 
 import numpy as np
@@ -147,6 +152,75 @@ def test_a_share_whose_process_dies_is_done_again(monkeypatch: pytest.MonkeyPatc
     out, _ = launch(BLOCKS, 2)
     assert out.tolist() == launch(BLOCKS, 1)[0].tolist()
     assert runs == [False]
+
+
+MINE_AND_THE_FIRST = """mad.wide.u32 d2, r1, 128, d1;
+    mad.wide.u32 d2, r0, 4, d2;
+    ld.global.u32 r3, [d2];
+    add.u32 r3, r3, 1;
+    st.global.u32 [d2], r3;
+    ld.global.u32 r4, [d1];"""
+
+
+@pytest.mark.parametrize("kind", ["file", "anonymous", "system"])
+@pytest.mark.parametrize(("body", "stands"), [(MINE_AND_THE_FIRST, False), (BLOCKS, True)], ids=["conflict", "clean"])
+def test_memory_that_processes_share(body: str, stands: bool, kind: str, runs: list[bool], tmp_path: Any) -> None:
+    memory: Any = mmap.mmap(-1, 1024)
+    if kind == "file":
+        (tmp_path / "words").write_bytes(bytes(1024))
+        out = np.memmap(tmp_path / "words", np.uint32, "r+")
+    elif kind == "system":
+        memory = shared_memory.SharedMemory(create=True, size=1024)
+        out = np.ndarray(256, np.uint32, memory.buf)
+    else:
+        out = np.frombuffer(memory, np.uint32)
+    out[:] = 100
+    source = np.full(256, 100, np.uint32)
+    device = ptxemu.Device("sm_100a", processes=2, on_finding="collect")
+    device.register(out)
+    device.launch(KERNEL.format(body=body), grid=(8,), args=[source, out.ctypes.data])
+    assert runs == [stands]
+    assert out.tolist() == ([100 + i // 32 for i in range(256)] if stands else [101] * 256)
+    del out, device
+    if kind == "system":
+        gc.collect()
+        memory.close()
+        memory.unlink()
+
+
+def test_a_fork_that_fails_leaves_one_process(monkeypatch: pytest.MonkeyPatch, runs: list[bool]) -> None:
+    fork = os.fork
+    children: list[int] = []
+
+    def second_fails() -> int:
+        if children:
+            raise BlockingIOError(11, "no more processes")
+        children.append(fork())
+        return children[0]
+
+    monkeypatch.setattr(os, "fork", second_fails)
+    before = os.listdir("/proc/self/fd")
+    out, _ = launch(BLOCKS, 2)
+    assert out.any()
+    assert runs == [False]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(children[0], os.WNOHANG)
+
+
+def test_children_that_the_system_forgets(runs: list[bool]) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        out, _ = launch(BLOCKS, 2)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert out.any()
+    assert runs == []
+
+
+def test_a_limit_of_turns_is_for_one_process(runs: list[bool]) -> None:
+    launch(BLOCKS, 2, max_turns=10_000)
+    assert runs == []
 
 
 def test_clusters_that_meet_in_global_memory_stay_together(runs: list[bool]) -> None:
