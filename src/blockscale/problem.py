@@ -81,6 +81,11 @@ def target_of_capability(capability: tuple[int, int]) -> Target | None:
     return next((target for target in TARGETS if target.capability == capability), None)
 
 
+def compiled_for() -> str:
+    """The compute capabilities that there are kernels for. A GPU of another one, a newer one too, runs none of them."""
+    return ", ".join(dict.fromkeys(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS))
+
+
 @dataclass(frozen=True)
 class Problem:
     """One product, or a batch of equal ones: (batch, m, k) x (batch, n, k) -> (batch, m, n).

@@ -20,8 +20,7 @@ TARGETS = (TARGET, target_named("sm_121a"))
 
 def why_not() -> str | None:
     """None if a GPU of either architecture is here, or an emulator of it is active; otherwise the reason."""
-    reasons = [gpu.why_not(target) for target in TARGETS]
-    return None if None in reasons else reasons[0]
+    return gpu.why_not(*TARGETS)
 
 
 def prepare(

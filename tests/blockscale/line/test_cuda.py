@@ -149,7 +149,7 @@ class Gpus:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tvm_ffi" or spec(name))
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (10, 3), (11, 0), (13, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (10, 3), (11, 0), (12, 2), (13, 0)])
 def test_a_gpu_without_kernels_is_refused_by_name(monkeypatch, capability):
     Gpus(monkeypatch, capability)
     number = ".".join(map(str, capability))
