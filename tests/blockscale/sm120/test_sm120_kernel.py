@@ -15,13 +15,13 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 SCHEDULES = (("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2))
 SMS = 3
 CASES = {
-    "one group": (Config((128, 128)), (130, 140, 300), {}),
-    "long stages": (Config((128, 128), chunk=256), (130, 130, 600), {"activation": "relu"}),
-    "two groups": (Config((128, 128), accumulators=2, stages=2), (260, 130, 200), {"out_dtype": torch.float32}),
-    "on request": (Config((128, 64), accumulators=2, schedule="clc"), (270, 100, 200), {}),
+    "one group": (Config((128, 128)), (130, 70, 300), {}),
+    "long stages": (Config((128, 128), chunk=256), (30, 130, 600), {"activation": "relu"}),
+    "two groups": (Config((128, 128), accumulators=2, stages=2), (260, 70, 200), {"out_dtype": torch.float32}),
+    "on request": (Config((128, 64), accumulators=2, schedule="clc"), (270, 60, 200), {}),
     "one on request": (Config((64, 32), schedule="clc", stages=3), (70, 100, 300), {"out_dtype": torch.float16}),
-    "wide": (Config((128, 256), l2_out="evict_last"), (129, 257, 80), {}),
-    "flat": (Config((64, 256), accumulators=2, raster="n", group=2), (130, 257, 80), {"bias": True}),
+    "wide": (Config((128, 256), l2_out="evict_last"), (40, 257, 80), {}),
+    "flat": (Config((64, 256), accumulators=2, raster="n", group=2), (65, 257, 80), {"bias": True}),
     "dependent": (Config((64, 64), pdl=True, chunk=256, ctas=1), (70, 70, 600), {"bias": True, "activation": "silu"}),
     "swapped": (Config((128, 16), swap=True, chunk=256), (13, 300, 700), {"bias": True}),
     "one row": (Config((64, 8), swap=True, accumulators=2, l2_b="evict_first"), (1, 200, 1000), {"activation": "gelu"}),
