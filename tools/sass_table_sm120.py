@@ -48,7 +48,7 @@ CONFIGS = (
 EXAMPLES = "examples/python/CuTeDSL/cute/blackwell_geforce/kernel/blockscaled_gemm"
 NVIDIA = (("cooperative", 128), ("cooperative", 256), ("pingpong", 128), ("pingpong", 256))  # kind, k of a stage
 HEADER = """\
-| kernel | stages | registers | stack | local memory | spills | instructions | of the main loop | MMAs of these | share |
+| kernel | stages | registers | stack | local memory | spills | instructions | in the loop | of these MMAs | share |
 |---|---|---|---|---|---|---|---|---|---|"""
 
 
