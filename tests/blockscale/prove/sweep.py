@@ -22,7 +22,7 @@ from blockscale import families, plan, reference, store
 from blockscale.config import Config
 from blockscale.problem import NVFP4, Problem, Target
 
-SMS = 8  # of the emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
+SMS = 8  # of an emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
 SCHEDULES = (("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2))
 DATA = ("every code and scale", "positive", "integers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -108,6 +108,7 @@ class Sweep:
             reason that is known.
         shapes: a pool of each kind, of which a row takes one.
         product: the values of a product's properties.
+        sms: multiprocessors of the emulated GPU.
         competition: shapes whose choices run on the same shapes scaled down.
         seed: of a few the one with the fewest rows.
     """
@@ -122,6 +123,7 @@ class Sweep:
         default_factory=lambda: {"large": LARGE, "small": SMALL, "batches": BATCHES}
     )
     product: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: PRODUCT)
+    sms: int = SMS
     competition: tuple[Shape, ...] = GPU_MODE
     seed: int = 4
 
