@@ -35,8 +35,8 @@ Timeline of a CTA with two tiles, a and b, of four k tiles each; three stages, o
     group 1   .  .  .  .  .  b0 b1 b2 b3 -b -b -b
 
 Registers. The four schedulers of a multiprocessor have 16,384 each, so that with 9 or 10 warps a thread may have 168.
-That is enough for 64 sums and what multiplies them. For more, the load warp is one of four, which give up all but 40
-registers, and the eight that multiply take 232 (PTX: setmaxnreg).
+That is enough for 64 sums and what multiplies them. For more, the load warp is one of four, which give up all but 24
+registers, and the eight that multiply take 240 (PTX: setmaxnreg).
 
 Shared memory, from its first byte, M x N the tile and K' the bytes of a row in a stage, 64 or 128:
 
@@ -66,14 +66,13 @@ from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.schedule import Tiles
 from blockscale.kernels.parts.store import Output
 from blockscale.kernels.parts.warpresults import DTYPES, Results
-from blockscale.kernels.parts.warptile import WarpTile
+from blockscale.kernels.parts.warptile import MOST_SUMS_BESIDE, WarpTile
 
 WARP = 32
 GROUP = 4  # warps that give and take registers together
 SMEM_BYTES = 101_376
-# Registers of a thread: 65,536 for 12 warps are 168 each, for 8 of them 232 where the other 4 have 40.
-FEW_REGISTERS, MANY_REGISTERS = 40, 232
-MOST_SUMS_UNMOVED = 64  # that a thread may keep with those that it starts with
+# Registers of a thread: 65,536 for 12 warps are 168 each, for 8 of them 240 where the other 4 have 24.
+FEW_REGISTERS, MANY_REGISTERS = 24, 240
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Sm120Gemm:
         pdl: the kernel may start while the one before it in the stream still runs.
         l2_a, l2_b, l2_scales, l2_out: "evict_first", "evict_last" or None: what L2 is told.
         swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
-        out_dtype: "fp16", "bf16" or "fp32".
+        out_dtype: "fp16", "bf16", "fp32", or "nvfp4" with a given global scale.
         bias: None or something true. activation: None, "relu", "gelu" or "silu".
         smem: bytes of dynamic shared memory that a CTA may have.
     """
@@ -136,7 +135,7 @@ class Sm120Gemm:
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
         self.out_dtype, self.bias, self.activation = out_dtype, bias, activation
         self.load_warp = self.geometry.consumers
-        self.moves = registers_move and self.geometry.sums > MOST_SUMS_UNMOVED
+        self.moves = registers_move and self.geometry.sums > MOST_SUMS_BESIDE
         self.warps = self.load_warp + (GROUP if self.moves else 2 if self.requests else 1)
 
     def __repr__(self):
@@ -188,7 +187,7 @@ class Sm120Gemm:
             ld_out,
             (unit_a, unit_b, alpha),
             factor,
-            bias,
+            (bias, sf_out, unit_out),
             size,
             k,
             (blocks_m, blocks_n, batch),
@@ -210,7 +209,7 @@ class Sm120Gemm:
         ld_out: Int64,
         factors: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         factor: Float64,
-        bias: cute.Pointer,
+        beside: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         size: tuple[Int32, Int32],
         k: Int32,
         blocks: tuple[Int32, Int32, Int32],
@@ -233,7 +232,9 @@ class Sm120Gemm:
                 operands=warpmemory.operands(g, smem, maps, self.policies),
                 alpha=Alpha(factors, factor),
                 output=Output(out, DTYPES[self.out_dtype], *size, ld_out, self.l2_out),
-                bias=bias,
+                bias=beside[0],
+                scales=beside[1],
+                unit=beside[2],
             ),
         )
         self.prepare(context)
@@ -308,7 +309,9 @@ class Sm120Gemm:
             cute.arch.setmaxregister_increase(MANY_REGISTERS)
         group, warp = c.warp // g.group_warps, c.warp % g.group_warps
         turns = smem.turns.data_ptr()
-        results = Results.of(g, c.memory.after_grids_before(), self.swap, self.activation, bool(self.bias))
+        quantised = self.out_dtype == "nvfp4"
+        memory = c.memory.after_grids_before()
+        results = Results.of(g, memory, self.swap, self.activation, bool(self.bias), quantised)
         rSums = cute.make_rmem_tensor(g.sums, Int32)  # fp32 as words
         slot = ab.consumer()
         work = tiles.first(g.group_warps)

@@ -7,19 +7,22 @@ import pytest
 
 import ptxemu
 from blockscale.kernels.parts.warptile import (
+    BLOCK,
     GROUP_WARPS,
+    SPAN,
+    SPANS,
     TILE_COLUMNS,
     TILE_K,
     TILE_ROWS,
     WARPS,
+    Side,
     WarpTile,
     place,
-    scale_place,
     turn,
 )
 
 SMEM = 101_376
-OCTETS = (1, 2, 4)
+OCTETS = (1, 2)
 ONES = 0x22222222  # eight codes of 1.0
 ONE, TWO = 0x38383838, 0x40404040  # four scales each
 PTX = """
@@ -84,35 +87,71 @@ def test_lanes_that_have_the_scales_of_b(chosen):
         assert doubled == ([g] if t == chosen else [])
 
 
-def test_scales_that_a_lane_loads_are_those_of_its_rows_and_columns():
-    """Rows: blocks 0 and 1 of a span have octets 0, 1 and 2, 3. Columns: instruction j has octet j."""
-    for octets, octet, c in itertools.product(OCTETS, range(4), range(8)):
-        if octet < octets:
-            assert scale_place(octet, c, octets) == place(octet, c, octets)
+SIDES = [
+    Side(size, warps, whole)
+    for size in TILE_COLUMNS
+    for warps in (1, 2, 4, 8)
+    for whole in (False, True)
+    if size >= warps * BLOCK or warps == 1
+]
+
+
+def loaded(side, warp, tile, load, g, t):
+    """The line of an atom, the atom, and the words of the line that lane 4g + t loads, as kernels/parts/blockmma.py."""
+    parity, atom = side.loads[load]
+    span = side.first_span(warp, tile)
+    line = (
+        (warp % 2 * BLOCK if side.warps > 1 else 0) + parity * side.lines // 2 + place(t % side.octets, g, side.octets)
+    )
+    half = t // 2 if side.halves else span % SPANS // side.words
+    return line, span // SPANS + atom, range(half * side.words % SPANS, half * side.words % SPANS + side.words)
+
+
+@pytest.mark.parametrize("side", SIDES, ids=str)
+def test_scales_that_a_lane_loads_are_those_of_its_rows_and_columns(side):
+    """What an instruction takes from a lane is the word of that row: its span's, in its line."""
+    for warp, tile, block, g in itertools.product(range(side.warps), range(4), range(side.blocks), range(8)):
+        load, word, quad_half = side.word(block)
+        for octet in range(side.octets):
+            t = side.octets * quad_half + octet
+            line, atom, words = loaded(side, warp, tile, load, g, t)
+            row = tile * side.size % 128 * (side.size >= SPAN) + side.start(warp) + side.row(block)
+            row += place(octet, g, side.octets)
+            has = side.first_span(warp, tile) % 2 if side.spans == 1 else word
+            assert (line, atom, words[has]) == (row % SPAN, row // 128, row % 128 // SPAN)
 
 
 @pytest.mark.parametrize("octets", OCTETS)
-def test_a_span_is_covered_once(octets):
-    every = [place(octet, c, octets) for octet in range(octets) for c in range(8)]
-    assert sorted(every) == list(range(8 * octets))
-    assert sorted(scale_place(t, g, octets) for t in range(4) for g in range(8)) == list(range(32))
+def test_a_block_is_covered_once(octets):
+    assert sorted(place(octet, c, octets) for octet in range(octets) for c in range(8)) == list(range(8 * octets))
 
 
 @pytest.mark.parametrize("octets", OCTETS)
 def test_sums_of_a_thread_lie_side_by_side(octets):
-    """Lane 4g + t has columns 2t and 2t + 1 of each instruction: pair j ^ turn of 2 x octets columns from its first."""
-    for t, j in itertools.product(range(4), range(octets)):
-        first = 2 * octets * t + 2 * (j ^ turn(t, octets))
-        assert [place(j, 2 * t + i, octets) for i in range(2)] == [first, first + 1]
+    """Lane 4g + t has columns 2t and 2t + 1 of each instruction: pair o ^ turn of 2 x octets columns from its first."""
+    for t, octet in itertools.product(range(4), range(octets)):
+        first = 2 * octets * t + 2 * (octet ^ turn(t, octets))
+        assert [place(octet, 2 * t + i, octets) for i in range(2)] == [first, first + 1]
 
 
 @pytest.mark.parametrize("octets", OCTETS)
-def test_banks(octets):
-    """Eight rows of an octet differ modulo 8, as the swizzle wants, and so do the 8 lanes of a pass over scales."""
+def test_rows_of_codes_lie_in_different_banks(octets):
+    """Eight rows of an octet differ modulo 8, as the swizzle wants."""
     for octet in range(octets):
         assert {place(octet, c, octets) % 8 for c in range(8)} == set(range(8))
-    for first in range(0, 32, 8):
-        assert {scale_place(lane % 4, lane // 4, octets) % 8 for lane in range(first, first + 8)} == set(range(8))
+
+
+@pytest.mark.parametrize("side", SIDES, ids=str)
+def test_scales_lie_in_different_banks(side):
+    """Of the 16 lanes that load 8 bytes at a time, or 8 that load 16, no two want different lines of the same bank."""
+    lanes = 32 // side.words
+    for warp, load, first in itertools.product(range(side.warps), range(len(side.loads)), range(0, 32, lanes)):
+        wanted = {}
+        for lane in range(first, first + lanes):
+            line, atom, words = loaded(side, warp, 0, load, lane // 4, lane % 4)
+            for word in words:
+                wanted.setdefault((line % 8, word), set()).add((atom, line))
+        assert all(len(lines) == 1 for lines in wanted.values())
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -122,8 +161,8 @@ def test_warps_share_every_tile(tile, groups):
         sizes = WarpTile(tile, None, groups, tile_k, SMEM)
         down, across = sizes.warps
         assert down * across <= WARPS // groups
-        assert sizes.row_blocks * down * 16 == tile[0]
-        assert sizes.spans * across * 8 * sizes.per_span == tile[1]
+        assert sizes.m.blocks * down * 16 == tile[0]
+        assert sizes.n.blocks * across * 8 * sizes.n.octets == tile[1]
         assert sizes.sums * 32 * down * across == tile[0] * tile[1]
         assert sizes.smem_bytes <= SMEM
         assert sizes.consumers in (GROUP_WARPS, WARPS)

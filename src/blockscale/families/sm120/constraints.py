@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blockscale.config import Config, Reason
+from blockscale.kernels.parts.geometry import ATOM_ROWS, STEP_K
 from blockscale.kernels.parts.warptile import MOST_SUMS, SPAN, TILE_COLUMNS, TILE_K, TILE_ROWS, WarpTile
 from blockscale.problem import NVFP4, Problem, Target
 
@@ -47,8 +48,6 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
     """Why no configuration does `problem`, or None."""
     if problem.a != NVFP4:
         return Reason("a", f"{problem.a}: the {target.backend} kernels multiply NVFP4 by NVFP4 alone; quantise a")
-    if problem.out_dtype == NVFP4:
-        return Reason("out", f"an NVFP4Tensor: the {target.backend} kernels quantise no result")
     return None
 
 
@@ -60,6 +59,7 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
 def _reasons(problem: Problem, target: Target, config: Config) -> Iterator[Reason]:
     """Each presumes that those before it do not hold."""
     yield from _values(config)
+    yield from _results(problem, config)
     yield from _room(target, config)
     yield from _tiles(problem, config)
 
@@ -94,6 +94,16 @@ def _room(target: Target, config: Config) -> Iterator[Reason]:
         yield Reason("config.tile", f"one stage of {sizes.tile_k} elements of k for {tile} does not fit {memory}")
     elif config.stages is not None and not 1 <= config.stages <= sizes.most_stages:
         yield Reason("config.stages", f"{config.stages}, expected None or 1 to {sizes.most_stages} beside {tile}")
+
+
+def _results(problem: Problem, config: Config) -> Iterator[Reason]:
+    if problem.out_dtype != NVFP4:
+        return
+    if config.swap:
+        yield Reason("config.swap", "True, expected False for NVFP4 results: blocks run along the columns")
+    if config.tile[0] < ATOM_ROWS or config.tile[1] < STEP_K:
+        least = f"{ATOM_ROWS}x{STEP_K} or more for NVFP4 results, which are padded to as much"
+        yield Reason("config.tile", f"{config.tile[0]}x{config.tile[1]}, expected {least}")
 
 
 def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:

@@ -10,7 +10,7 @@ from blockscale.kernels.parts import tma
 from blockscale.kernels.parts.cluster import Cluster, Sharers
 from blockscale.kernels.parts.ring import Ring
 from blockscale.kernels.parts.schedule import RESPONSE_BYTES, RESPONSE_SLOTS, RequestedTiles, Tiles
-from blockscale.kernels.parts.tma import ATOM, Box, Operand
+from blockscale.kernels.parts.tma import Box, Operand
 from blockscale.kernels.parts.warptile import WarpTile
 
 SWIZZLES = {64: tcgen05.SmemLayoutAtomKind.K_SW64, 128: tcgen05.SmemLayoutAtomKind.K_SW128}
@@ -77,7 +77,8 @@ def tiles(g: WarpTile, smem: Any, order: tuple[Any, ...], requests: bool) -> Til
 def boxes(g: WarpTile) -> tuple[Box, Box, Box, Box]:
     """Of codes of a and b: (rows, bytes of k). Of their scales: (elements of an atom, steps of k, atoms of rows)."""
     codes = (g.rows, g.code_bytes), (g.columns, g.code_bytes)
-    return *codes, (ATOM, g.steps, 1), (ATOM, g.steps, g.atoms_n)
+    scales = ((side.step_bytes // 2, g.steps, side.atoms) for side in (g.m, g.n))
+    return *codes, *scales
 
 
 def code_layout(box: Box, slots: int) -> cute.ComposedLayout:

@@ -1,22 +1,32 @@
 """Results of the warps that multiply: from registers to act(alpha x sum + bias) in global memory.
 
-A thread has 8 sums side by side of each of its rows and spans, or 4 or 2 in narrow tiles, in an order that depends on
-its place in its quad (see warptile.place); a quad has whole spans. So vectors leave as in the epilogue of sm_100a,
-which parts/store.py has.
+A thread has 4 sums side by side of each of its rows and blocks of columns, in an order that depends on its place in its
+quad (see warptile.place), a quad all 16; in tiles of 8 columns 2 and 8. They leave as in the epilogue of sm_100a, which
+parts/store.py has.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Uint32, cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, cute
 
-from blockscale.kernels.parts import store
+from blockscale.kernels.parts import quantise, store
 from blockscale.kernels.parts.activation import ACTIVATIONS
 from blockscale.kernels.parts.arithmetic import Bias, scaled
-from blockscale.kernels.parts.blockmma import OCTETS
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, STEP_K
 from blockscale.kernels.parts.store import Direct, Output, Swapped
-from blockscale.kernels.parts.warptile import SPAN, WarpTile, place, turn
+from blockscale.kernels.parts.warptile import (
+    BLOCK,
+    LINE_BYTES,
+    LINES,
+    SCALE_BYTES,
+    SPAN,
+    WarpTile,
+    place,
+    turn,
+)
 
 DTYPES = {"fp16": cutlass.Float16, "bf16": cutlass.BFloat16, "fp32": cutlass.Float32, "nvfp4": cutlass.Uint8}
 
@@ -31,70 +41,107 @@ class Results:
     activation: str | None
     bias: Bias | None
     alpha: tuple[Float32, Float32]
-    wide: Boolean
     narrow: Boolean
+    blocks: "Blocks | None"
 
     @staticmethod
-    def of(g: WarpTile, memory: Any, swap: bool, activation: str | None, bias: bool) -> "Results":
+    def of(g: WarpTile, memory: Any, swap: bool, activation: str | None, bias: bool, quantised: bool) -> "Results":
         output = memory.output
         offsets = Bias(memory.bias, output.n) if bias else None
-        aligned = (output.aligned(nbytes) for nbytes in store.VECTORS)
-        return Results(g, output, swap, activation, offsets, memory.alpha.load(), *aligned)
+        blocks = Blocks(output, memory.scales, memory.unit.load()) if quantised else None
+        narrow = output.aligned(store.VECTORS[-1])
+        return Results(g, output, swap, activation, offsets, memory.alpha.load(), narrow, blocks)
 
     def leave(self, rSums: Any, warp: Int32, at: tuple[Int32, Int32, Int32]) -> None:
         """All sums of a thread; warp: in its group; at: (row, column, matrix) of the tile."""
         g = self.g
-        down, across = g.warps
         lane = Uint32(cute.arch.lane_idx())
-        u, v, quad = Uint32(warp % down), Uint32(warp // down), lane % 4
-        row, column = at[0] * g.rows, at[1] * g.columns + Int32(v * SPAN + quad * (2 * g.per_span))
-        for x in range(g.row_blocks):
-            block = u + down * x
-            for half in range(2):
-                octet = block % 2 * 2 + half
-                first = row + Int32(block // 2 * SPAN + place(octet, lane // 4, OCTETS))
-                for y in range(g.spans):
-                    sums = [
-                        rSums[g.first_sum(x, y, j) + 2 * half + i].bitcast(Float32)
-                        for j in range(g.per_span)
-                        for i in range(2)
-                    ]
-                    self.vector(sums, turn(quad, g.per_span), first, column + y * across * SPAN, at[2])
+        u, v, quad = Uint32(warp % g.warps[0]), Uint32(warp // g.warps[0]), lane % 4
+        row = at[0] * g.rows + Int32(g.m.start(u))
+        column = at[1] * g.columns + Int32(g.n.start(v) + quad * (2 * g.n.octets))
+        for x, half in itertools.product(range(g.m.blocks), range(2)):
+            line = row + g.m.row(x) + Int32(place(half, lane // 4, g.m.octets))
+            for y in range(g.n.blocks):
+                places = [g.first_sum(x, y, octet) + 2 * half + i for octet in range(g.n.octets) for i in range(2)]
+                sums = [rSums[i].bitcast(Float32) for i in places]
+                self.vector(sums, turn(quad, g.n.octets), line, column + g.n.row(y), at[2])
 
     def vector(self, sums: list[Float32], turn: Uint32, row: Int32, column: Int32, matrix: Int32) -> None:
         """Sums of a row of the kernel's tile, side by side from `column` on once their pairs are in order."""
         sums = _in_order(sums, turn)
         out, count = self.output, len(sums)
         if self.swap:
-            target: Any = Swapped(out, column, row, out.address(matrix, column, row))
             bias = None if self.bias is None else [self.bias.column(row)] * count
         else:
-            narrow = self.narrow if count * out.nbytes >= 8 else Boolean(False)
-            wide = self.wide if count * out.nbytes >= 8 else Boolean(False)
-            target = Direct(out, row, column, out.address(matrix, row, column), wide, narrow)
             bias = None if self.bias is None else self._bias(column, count)
         activation = ACTIVATIONS[self.activation]
-        words = target.pack([activation(y) for y in scaled(sums, self.alpha, bias)], Int32(0))
-        target.store(words, Int32(0), Int32(0))
+        values = [activation(y) for y in scaled(sums, self.alpha, bias)]
+        if self.blocks is not None:
+            self.blocks.store(values, row, column, matrix)
+            return
+        target: Any = Direct(out, row, column, out.address(matrix, row, column), Boolean(False), self._narrow(count))
+        if self.swap:
+            target = Swapped(out, column, row, out.address(matrix, column, row))
+        target.store(target.pack(values, Int32(0)), Int32(0), Int32(0))
+
+    def _narrow(self, count: int) -> Boolean:
+        return self.narrow if count * self.output.nbytes >= 8 else Boolean(False)
 
     def _bias(self, column: Int32, count: int) -> list[Float32]:
-        if count == 8:
-            return self.bias.columns(column, count)
         return [self.bias.column(column + i) for i in range(count)]
 
 
-def _in_order(sums: list[Float32], turn: Uint32) -> list[Float32]:
-    """Pairs, of which the j-th is number j ^ turn, as 0, 1, ...: by exchanging neighbours, then neighbours of two."""
-    pairs = [tuple(sums[i : i + 2]) for i in range(0, len(sums), 2)]
-    distance = 1
-    while distance < len(pairs):
-        swaps = (turn & distance) != 0
-        pairs = [
-            tuple(
-                Float32(cutlass.select_(swaps, there, here))
-                for there, here in zip(pairs[i ^ distance], pair, strict=True)
-            )
-            for i, pair in enumerate(pairs)
+@dataclass(frozen=True)
+class Blocks:
+    """NVFP4 with a given global scale: a quad has a block of 16 of each of its rows, a thread four numbers of it.
+
+    Columns up to the next multiple of 64 are written as zeros, and so are the scales of rows up to the next of 128:
+    tiles are as many or more.
+
+    scales: atoms of (round_up(m, 128), round_up(n, 64) / 16) a matrix. unit: the global scale.
+    """
+
+    output: Output
+    scales: cute.Pointer
+    unit: Float32
+
+    @cute.jit
+    def store(self, values, row, column, matrix):
+        """Four numbers of a row from `column` on."""
+        out = self.output
+        inside = [
+            Float32(cutlass.select_(column + i < out.n, quantise.finite(x), Float32(0.0))) for i, x in enumerate(values)
         ]
-        distance *= 2
-    return [y for pair in pairs for y in pair]
+        amax = cute.arch.fmax(quantise.magnitude(inside[0], inside[1]), quantise.magnitude(inside[2], inside[3]))
+        for distance in (1, 2):
+            amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, distance))
+        word, scale = quantise.encode_part(inside, amax, self.unit)
+        beside = cute.arch.shuffle_sync_bfly(word, 1)
+        codes = word & 0xFFFF | beside << 16
+        t = cute.arch.lane_idx() % 4
+        if column < (out.n + 63 & -64):
+            if (row < out.m) & (t % 2 == 0):
+                self.at(Int32, out.address(matrix, row, column // 2)).store(codes)
+            if t == 0:
+                self.at(Uint8, self.scale(row, column, matrix)).store(
+                    Uint8(cutlass.select_(row < out.m, scale, Int32(0)))
+                )
+
+    def at(self, kind: type[cutlass.Numeric], address: Int64) -> cute.Pointer:
+        return cute.make_ptr(kind, address, cute.AddressSpace.gmem, assumed_align=kind.width // 8)
+
+    def scale(self, row: Int32, column: Int32, matrix: Int32) -> Int64:
+        """The address of a block's scale."""
+        atoms = Int64(matrix) * cute.ceil_div(self.output.m, ATOM_ROWS) + row // ATOM_ROWS
+        atom = (atoms * cute.ceil_div(self.output.n, STEP_K) + column // STEP_K) * ATOM_BYTES
+        within = row % LINES * LINE_BYTES + row % ATOM_ROWS // SPAN * SCALE_BYTES + column % STEP_K // BLOCK
+        return self.scales.toint() + atom + within
+
+
+def _in_order(sums: list[Float32], turn: Uint32) -> list[Float32]:
+    """Pairs, of which the j-th is number j ^ turn, as 0, 1: by exchanging them."""
+    if len(sums) == 2:
+        return sums
+    swaps = turn != 0
+    swapped = [*sums[2:], *sums[:2]]
+    return [Float32(cutlass.select_(swaps, there, here)) for there, here in zip(swapped, sums, strict=True)]

@@ -3,29 +3,125 @@
 Pure arithmetic, without the compiler, so that whoever chooses a configuration can ask before anything is compiled.
 
 The instruction multiplies 16 rows by 8 columns over k = 64. It takes a word of scales, four blocks of 16, of each row
-from two lanes of every quad, the first or the last two, and of each column from one lane of every quad. Spans of 32
-rows or columns are octets of 8: a block of 16 rows is two of them. docs/sm120.md derives the maps below from that.
+from two lanes of every quad, the first or the last two, and of each column from one lane of every quad. Rows and
+columns are dealt out in blocks of 16, two octets each; an atom of scales has, in 32 lines of 16 bytes, a word of four
+spans of 32, the even blocks in the first 16 lines. docs/sm120.md derives the maps below from that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, STEP_K
+from blockscale.kernels.parts.geometry import ATOM_ROWS, STEP_K
 
-ROWS = 16  # of an instruction
-COLUMNS = 8
-SPAN = 32  # columns whose scales lie in one word of an atom's rows: a warp takes so many at a time
+BLOCK = 16  # rows of an instruction, and columns of two
+OCTET = 8  # columns of an instruction
+SPAN = 32  # rows whose scales lie in one word of an atom's lines
+LINES = 32  # of an atom
+LINE_BYTES = 16
+SPANS = 4  # of an atom
 GROUP_WARPS = 4
 WARPS = 8  # that multiply: together, or as two groups in turn
 TILE_ROWS = (64, 128)
 TILE_COLUMNS = (8, 16, 32, 64, 128, 256)
 TILE_K = (128, 256)  # elements of k in a stage: 64 or 128 bytes of codes a row, which is also the swizzle
 MOST_SUMS = 128  # fp32 that a thread keeps
+MOST_SUMS_BESIDE = 64  # beside which there are registers to spare
 HEADER_BYTES = 1024  # barriers and answers, padded to the alignment of what follows
 ALIGNMENT = 1024
 SUM_BYTES = 4
+SCALE_BYTES = 4  # of a word
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rows of a tile, or its columns: `size` of them, shared by `warps` warps.
+
+    Several warps have the even or the odd blocks of neighbouring spans, a single one has both.
+
+    whole: of four spans or more lanes load all four words of a line, not two. An instruction then has its scales always
+    from the same lanes, which leaves the compiler more registers.
+    """
+
+    size: int
+    warps: int
+    whole: bool = False
+
+    @property
+    def octets(self) -> int:
+        """Of a block."""
+        return min(self.size, BLOCK) // OCTET
+
+    @property
+    def blocks(self) -> int:
+        """Of a warp."""
+        return max(1, self.size // BLOCK // self.warps)
+
+    @property
+    def parities(self) -> int:
+        """Whether a warp has even and odd blocks."""
+        return 2 if self.warps == 1 and self.size > BLOCK else 1
+
+    @property
+    def spans(self) -> int:
+        """That a warp has blocks of."""
+        return self.blocks // self.parities
+
+    def start(self, warp: Any) -> Any:
+        """The first of a warp's rows, in the tile."""
+        return warp % 2 * BLOCK + warp // 2 * (self.spans * SPAN)
+
+    def row(self, block: int) -> int:
+        """The first row of the warp's block number `block`, from `start` on."""
+        return block * (BLOCK if self.parities == 2 else SPAN)
+
+    # Scales: each lane loads 8 bytes of a line, the words of two spans, for each parity and, of four spans or more, for
+    # each atom; two lanes of a quad then have the first half of a line, two the other. Or all have the whole line.
+
+    @property
+    def atoms(self) -> int:
+        """That a tile touches: narrow tiles lie within one."""
+        return max(1, self.size // ATOM_ROWS)
+
+    @property
+    def lines(self) -> int:
+        """Of each atom, that a stage has."""
+        return min(self.size, LINES)
+
+    @property
+    def step_bytes(self) -> int:
+        """Of an atom's scales in a stage, those of a step."""
+        return self.lines * LINE_BYTES
+
+    @property
+    def halves(self) -> bool:
+        """Whether a quad's lanes load both halves of a line."""
+        return self.spans >= SPANS and not self.whole
+
+    @property
+    def words(self) -> int:
+        """Of a line, that a lane loads."""
+        return SPANS if self.whole and self.spans >= SPANS else 2
+
+    @property
+    def loads(self) -> list[tuple[int, int]]:
+        """(parity, atom) of each load of a warp, from its first ones on."""
+        return [(parity, atom) for parity in range(self.parities) for atom in range(-(-self.spans // SPANS))]
+
+    def first_span(self, warp: Any, tile: Any) -> Any:
+        """That a warp of the `tile`-th tile has a block of, from the beginning of an atom."""
+        within = tile % (ATOM_ROWS // self.size) * (self.size // SPAN) if SPAN <= self.size < ATOM_ROWS else 0
+        return within + warp // 2 * self.spans
+
+    def word(self, block: int) -> tuple[int, int, int]:
+        """(load, which of its words, which half of a quad's lanes) has the scales of a warp's block.
+
+        A warp with one span has the word that `first_span` says instead.
+        """
+        parity, span = (block % 2, block // 2) if self.parities == 2 else (0, block)
+        return parity * -(-self.spans // SPANS) + span // SPANS, span % self.words, span % SPANS // self.words
 
 
 @dataclass(frozen=True)
@@ -58,16 +154,24 @@ class WarpTile:
 
     # How the warps of a group share a tile.
 
-    @property
+    @cached_property
     def warps(self) -> tuple[int, int]:
         """Of a group, along rows and along columns: those that together load the fewest rows and columns."""
         most = WARPS // self.groups
-        across = [n for n in (1, 2, 4, 8) if n <= max(1, self.columns // SPAN)]
-        down = [m for m in (1, 2, 4, 8) if m <= self.rows // ROWS]
+        across = [n for n in (1, 2, 4, 8) if n <= max(1, self.columns // BLOCK)]
+        down = [m for m in (1, 2, 4, 8) if m <= self.rows // BLOCK]
         shapes = [(m, n) for m in down for n in across if m * n <= most]
         whole = max(m * n for m, n in shapes)
         fitting = [(m, n) for m, n in shapes if m * n == whole]
         return min(fitting, key=lambda w: (self.rows // w[0] + self.columns // w[1], w[0]))
+
+    @cached_property
+    def m(self) -> Side:
+        return Side(self.rows, self.warps[0], whole=self.sums > MOST_SUMS_BESIDE)
+
+    @cached_property
+    def n(self) -> Side:
+        return Side(self.columns, self.warps[1])
 
     @property
     def group_warps(self) -> int:
@@ -79,28 +183,13 @@ class WarpTile:
         return self.groups * self.group_warps
 
     @property
-    def row_blocks(self) -> int:
-        """Blocks of 16 rows of a warp: of warp row u those with number u, u + warps[0], ...; two are a span."""
-        return self.rows // ROWS // self.warps[0]
-
-    @property
-    def spans(self) -> int:
-        """Spans of columns of a warp: of warp column v those with number v, v + warps[1], ..."""
-        return max(1, self.columns // SPAN // self.warps[1])
-
-    @property
-    def per_span(self) -> int:
-        """Instructions side by side in a span."""
-        return min(self.columns, SPAN) // COLUMNS
-
-    @property
     def sums(self) -> int:
         """fp32 that a thread keeps."""
-        return 4 * self.row_blocks * self.spans * self.per_span
+        return self.rows * self.columns // (32 * self.group_warps)
 
-    def first_sum(self, x: int, y: int, j: int) -> int:
-        """The place among a thread's sums of the four of instruction `j` of block x of rows and span y."""
-        return 4 * ((x * self.spans + y) * self.per_span + j)
+    def first_sum(self, x: int, y: int, octet: int) -> int:
+        """The place among a thread's sums of the four of block x of rows by an octet of block y of columns."""
+        return 4 * ((x * self.n.blocks + y) * self.n.octets + octet)
 
     # Bytes of a stage.
 
@@ -123,17 +212,12 @@ class WarpTile:
         return self.columns * self.code_bytes
 
     @property
-    def atoms_n(self) -> int:
-        """Scale atoms of B that a tile touches: narrow tiles lie within one."""
-        return max(1, self.columns // ATOM_ROWS)
-
-    @property
     def sfa_bytes(self) -> int:
-        return self.steps * ATOM_BYTES
+        return self.steps * self.m.step_bytes * self.m.atoms
 
     @property
     def sfb_bytes(self) -> int:
-        return self.steps * ATOM_BYTES * self.atoms_n
+        return self.steps * self.n.step_bytes * self.n.atoms
 
     @property
     def stage_bytes(self) -> int:
@@ -141,9 +225,10 @@ class WarpTile:
 
     @property
     def step_bytes_read(self) -> int:
-        """Bytes of shared memory that a warp reads for a step: codes, and atoms of which it needs a part."""
+        """Bytes of shared memory that a warp reads for a step: codes, and each lane's words of scales."""
         rows, columns = self.rows // self.warps[0], self.columns // self.warps[1]
-        return (rows + columns) * STEP_K // 2 + 2 * ATOM_BYTES
+        words = sum(side.words * len(side.loads) for side in (self.m, self.n))
+        return (rows + columns) * STEP_K // 2 + 32 * SCALE_BYTES * words
 
     @property
     def parts_bytes(self) -> int:
@@ -169,25 +254,16 @@ class WarpTile:
 
 
 def place(octet: Any, c: Any, octets: int) -> Any:
-    """The row or column, of 8 x `octets` of a span, that is number `c` of 8 of an instruction's `octet`.
+    """The row or column of a block of 8 x `octets` that is number `c` of 8 of an instruction's `octet`.
 
-    Lane 4g + t has sums of columns 2t and 2t + 1 of each instruction. By this map those of all instructions of a span
-    lie side by side, 2 x octets of them from 2 x octets x t on. And the 8 of an octet are 8 different ones modulo 8, as
-    are the four octets' numbers 2i and 2i + 1: neither codes nor scales are loaded with bank conflicts.
+    Lane 4g + t has sums of columns 2t and 2t + 1 of each instruction. By this map those of both octets lie side by
+    side, 2 x octets of them from 2 x octets x t on. And the 8 of an octet are 8 different ones modulo 8, as are the
+    first four of both octets and the last four: neither codes nor scales are loaded with bank conflicts.
     """
     pair = c // 2
     return 2 * octets * pair + 2 * (octet ^ turn(pair, octets)) + c % 2
 
 
 def turn(t: Any, octets: int) -> Any:
-    """In lane t of a quad, instruction j has pair j ^ turn of the lane's 2 x octets columns."""
+    """In lane t of a quad, octet o has pair o ^ turn of the lane's 2 x octets columns."""
     return t * octets // 4
-
-
-def scale_place(octet: Any, g: Any, octets: int) -> Any:
-    """The row of an atom of scales that lane 4g + octet loads: 16 bytes, of that row and those 32, 64 and 96 on.
-
-    Where a span has fewer than four octets, the other lanes load what nobody needs, from other banks.
-    """
-    beside = octet // octets
-    return 8 * octets * beside + (place(octet % octets, g, octets) ^ (2 * octets * beside))
