@@ -63,12 +63,12 @@ class CudaLauncher:
 
 
 def as_it_is(target: Target, device: torch.device) -> Target:
-    """`target`, or the GPU of its architecture that has as many multiprocessors, with the number of them and the bytes
-    of L2 that this GPU has, or the part of one that it is."""
+    """The known GPU of `target`'s architecture with as many multiprocessors as this one has; where there is none, as
+    for a part of a GPU, `target` with their number and the bytes of L2 that torch says it has."""
     properties = torch.cuda.get_device_properties(device)
     sms = properties.multi_processor_count
-    known = next((other for other in TARGETS if (other.arch, other.sms) == (target.arch, sms)), target)
-    return replace(known, sms=sms, l2=getattr(properties, "L2_cache_size", known.l2))
+    known = next((other for other in TARGETS if (other.arch, other.sms) == (target.arch, sms)), None)
+    return known or replace(target, sms=sms, l2=getattr(properties, "L2_cache_size", target.l2))
 
 
 def _number(capability: tuple[int, int]) -> str:

@@ -19,6 +19,7 @@ from blockscale.problem import ACTIVATIONS, BIASES, OUT_DTYPES, TARGETS, Problem
 GPUS = [target for target in TARGETS if target.backend == "sm120"]
 RTXPRO, RTX5090, RTX5080, GB10 = GPUS
 REASONS = 8
+UNMARKED = ("operands as they are: nothing may depend on m",)
 each_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 
 
@@ -48,13 +49,11 @@ def test_a_choice_is_supported_and_has_its_reasons(kind, gpu):
     draw = random.Random(GPUS.index(gpu))
     for _ in range(60):
         problem = kind(draw)
-        if problem.out_dtype == "nvfp4" and heuristics.families.unsupported(problem, gpu):
-            problem = replace(problem, out_dtype="bf16")
         choice = heuristics.choose(problem, gpu)
         assert supports(problem, gpu, choice.config) is None, (problem, choice)
         assert len(choice.reasons) == REASONS + problem.invariant
         for reason in choice.reasons[problem.invariant :]:
-            assert "derived)" in reason or "(published)" in reason or reason.startswith("operands as they are")
+            assert re.search(r"\b(derived|published)\)$", reason) or reason in UNMARKED
 
 
 @pytest.mark.parametrize("m", [1, 8, 9, 16, 17, 64, 65, 128, 129, LARGEST_EXTENT])
@@ -120,6 +119,18 @@ def test_few_rows_are_columns_and_every_weight_is_in_one_tile(m, gpu):
 
 
 @each_gpu
+@pytest.mark.parametrize("m", [1, 16, 64, 65])
+@pytest.mark.parametrize("n", [1, 48, 4096])
+def test_nvfp4_results_have_tiles_of_whole_blocks_and_atoms(m, n, gpu):
+    choice = chosen(m, n, 4096, gpu, out_dtype="nvfp4")
+    assert not choice.config.swap
+    assert choice.config.tile[0] == 128
+    assert choice.config.tile[1] >= 64
+    if n >= m and m <= 64:
+        assert "no kernel does it with them exchanged" in choice.reasons[0]
+
+
+@each_gpu
 def test_bands_hold_what_l2_has(gpu):
     huge = Problem(2**15, 2**15, 2**14)
     assert heuristics.choose(huge, gpu).config.group > 1
@@ -136,10 +147,10 @@ def test_long_stages_where_k_is_not_padded_by_much(k):
 
 @each_gpu
 @pytest.mark.parametrize("change", [{"batch": 8, "batch_a": 8}, {"m": 4096}])
-@pytest.mark.parametrize("sms", [8, 48, 188])
-def test_an_invariant_choice_knows_n_k_and_dtypes_alone(change, sms, gpu):
+@pytest.mark.parametrize("part", [{"sms": 8}, {"sms": 48, "l2": 2**24}, {"sms": 188}])
+def test_an_invariant_choice_knows_n_k_and_dtypes_alone(change, part, gpu):
     asked = Problem(128, 4096, 512, invariant=True)
-    choice = heuristics.choose(replace(asked, **change), replace(gpu, sms=sms))
+    choice = heuristics.choose(replace(asked, **change), replace(gpu, **part))
     assert choice.config == heuristics.choose(asked, gpu).config
     assert choice.reasons[0].startswith("invariant: ")
 

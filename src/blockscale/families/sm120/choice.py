@@ -16,7 +16,7 @@ from blockscale.config import Choice, Config, Reason
 from blockscale.families.sm120.constraints import CODE_FIELDS, geometry, tile_count, tiles, unfit
 from blockscale.kernels.parts.geometry import STEP_K
 from blockscale.kernels.parts.warptile import TILE_COLUMNS, TILE_K, TILE_ROWS
-from blockscale.problem import OUT_BYTES, Problem, Target
+from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 MOST_SWAPPED = 64  # rows of a product whose operands are exchanged
 FEW_WAVES = 4  # from when on tiles are taken on request
@@ -128,13 +128,15 @@ def _swap(view: _Kernel) -> _Step:
     swapped = view.with_(swap=True, tile=(TILE_ROWS[0], next(c for c in TILE_COLUMNS if c >= m)))
     refused = unfit(view.problem, view.target, swapped.config)
     if refused is not None:
-        return view, f"operands as they are: exchanged, {refused}"
+        return view, f"operands as they are: no kernel does it with them exchanged, {refused} (derived)"
     return view.with_(swap=True), f"operands exchanged: m = {m} columns, so that every weight is loaded once (derived)"
 
 
 def _candidates(view: _Kernel) -> Iterator[_Kernel]:
     """Every tile; several groups and a split of k where there is something to hide or to level out."""
     columns = view.problem.m if view.config.swap else view.problem.n
+    if view.problem.out_dtype == NVFP4:
+        columns = max(columns, STEP_K)  # as many are written
     widest = next((size for size in TILE_COLUMNS if size >= columns), TILE_COLUMNS[-1])
     for rows in TILE_ROWS:
         for width in (size for size in TILE_COLUMNS if size <= widest):
