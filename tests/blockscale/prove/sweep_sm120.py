@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sweep import BATCHES, DTYPES, GPU_MODE, GPU_MODE_GEMV, HINTS, PRODUCT, SMALL, Row, Shape, Sweep
+from sweep import BATCHES, GPU_MODE, GPU_MODE_GEMV, HINTS, SMALL, Row, Shape, Sweep
 
 from blockscale.families.sm120.constraints import tile_count
 from blockscale.problem import NVFP4, target_named
@@ -28,7 +28,7 @@ LARGE = (
 
 SWEEP = Sweep(
     target=target_named("rtx5090"),
-    count=53,
+    count=56,
     seconds=seconds,
     sms=4,
     shapes={"large": LARGE, "small": SMALL, "batches": BATCHES},
@@ -49,7 +49,13 @@ SWEEP = Sweep(
         "ctas": (None, 1, 3),
         "persist_mb": (0, 8),
     },
-    never=frozenset({("tile", "accumulators"), ("schedule", "ctas")}),  # no room for the sums; as many as tiles
-    product={**PRODUCT, "out_dtype": tuple(DTYPES)},
+    never=frozenset(
+        {
+            ("tile", "accumulators"),  # no room for the sums
+            ("schedule", "ctas"),  # as many as tiles
+            ("tile", "out_dtype"),  # whole blocks and atoms of an NVFP4 result
+            ("swap", "out_dtype"),
+        }
+    ),
     competition=(*GPU_MODE, *GPU_MODE_GEMV),
 )

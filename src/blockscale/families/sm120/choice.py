@@ -20,7 +20,7 @@ from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 MOST_SWAPPED = 64  # rows of a product whose operands are exchanged
 FEW_WAVES = 4  # from when on tiles are taken on request
-FEWEST_STAGES = 3  # of long ones, or short ones are taken
+FEWEST_STAGES = 2  # of long ones, or short ones are taken: one is filled while the other is multiplied
 MOST_PADDING = 1 / 16  # of k, for long stages
 SPLITS = (2, 4, 8) if "split" in CODE_FIELDS else ()
 MOST_LEVELLED = 8  # waves: of more the last one is no eighth of the time
@@ -208,13 +208,10 @@ def _stages(view: _Kernel) -> _Step:
     longer = view.with_(chunk=long)
     fit = geometry(longer.config, view.target).most_stages
     if fit < FEWEST_STAGES or not longer.fits:
-        return (
-            view,
-            f"stages of {short} elements of k: of {long} there would be {fit}, {FEWEST_STAGES} hide loading (derived)",
-        )
+        return view, f"stages of {short} elements of k: {fit} of {long} would fit, not {FEWEST_STAGES} (derived)"
     if longer.k - view.k > MOST_PADDING * view.k:
         return view, f"stages of {short} elements of k: those of {long} would pad {view.k} to {longer.k} (derived)"
-    return longer, f"stages of {long} elements of k: {fit} fit, and half the barriers are waited for (derived)"
+    return longer, f"stages of {long} elements of k: {fit} fit, and less is done beside multiplying (derived)"
 
 
 def _schedule(view: _Kernel) -> _Step:
