@@ -60,6 +60,7 @@ from cutlass.cute.nvgpu import cpasync
 from blockscale.kernels.parts import tma, warpmemory
 from blockscale.kernels.parts.arithmetic import Alpha
 from blockscale.kernels.parts.blockmma import Lane
+from blockscale.kernels.parts.exchange import Exchange
 from blockscale.kernels.parts.geometry import ATOM_ROWS
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.ring import Ring, Slot
@@ -83,10 +84,12 @@ class Context:
     geometry: WarpTile
     ab: Ring
     tiles: Tiles
+    k_first: Int32  # of the CTA's part of k, in k tiles
     k_tiles: Int32
     batches: tuple[Int32, Int32]  # matrices of a and of b: as many as of the output, or one for all
     smem: Any
     memory: Memory
+    exchange: Exchange | None  # of sums, with the CTAs that share its tiles
 
 
 class Sm120Gemm:
@@ -102,6 +105,7 @@ class Sm120Gemm:
         pdl: the kernel may start while the one before it in the stream still runs.
         l2_a, l2_b, l2_scales, l2_out: "evict_first", "evict_last" or None: what L2 is told.
         swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
+        split: CTAs of a cluster that share a tile, with a part of k each; their sums are added in order of rank.
         out_dtype: "fp16", "bf16", "fp32", or "nvfp4" with a given global scale.
         bias: None or something true. activation: None, "relu", "gelu" or "silu".
         smem: bytes of dynamic shared memory that a CTA may have.
@@ -123,13 +127,14 @@ class Sm120Gemm:
         l2_scales=None,
         l2_out=None,
         swap=False,
+        split=1,
         out_dtype="bf16",
         bias=None,
         activation=None,
         smem=SMEM_BYTES,
         registers_move=True,
     ):
-        self.geometry = WarpTile(tile, stages, accumulators, chunk or 128, smem)
+        self.geometry = WarpTile(tile, stages, accumulators, chunk or 128, smem, split)
         self.requests, self.raster, self.group = schedule == "clc", raster, group
         self.pdl, self.swap, self.l2_out = pdl, swap, l2_out
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
@@ -180,7 +185,7 @@ class Sm120Gemm:
         blocks_m, blocks_n = cute.ceil_div(m, g.rows), cute.ceil_div(n, g.columns)
         blocks = blocks_m * blocks_n * batch
         if cutlass.const_expr(not self.requests):
-            blocks = cutlass.min(blocks, cutlass.max(ctas, 1))
+            blocks = cutlass.min(blocks, cutlass.max(ctas // g.split, 1))
         self.kernel(
             warpmemory.maps(g, (a, b), (sfa, sfb), (m, n), k, (batch_a, batch_b)),
             out,
@@ -193,8 +198,9 @@ class Sm120Gemm:
             (blocks_m, blocks_n, batch),
             (batch_a, batch_b),
         ).launch(
-            grid=[blocks, 1, 1],
+            grid=[blocks * g.split, 1, 1],
             block=[WARP * self.warps, 1, 1],
+            cluster=[g.split, 1, 1] if g.split > 1 else None,
             smem=g.smem_bytes,
             min_blocks_per_mp=1,
             use_pdl=self.pdl,
@@ -218,12 +224,14 @@ class Sm120Gemm:
         g = self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = warpmemory.shared_memory(g, self.requests)
+        k_first, k_tiles = warpmemory.part(g, cute.ceil_div(k, g.tile_k))
         context = Context(
             warp=warp,
             geometry=g,
             ab=warpmemory.operand_ring(g, smem),
             tiles=warpmemory.tiles(g, smem, (*blocks, self.raster, self.group, (1, 1)), self.requests),
-            k_tiles=cute.ceil_div(k, g.tile_k),
+            k_first=k_first,
+            k_tiles=k_tiles,
             batches=batches,
             smem=smem,
             memory=Memory(
@@ -236,12 +244,16 @@ class Sm120Gemm:
                 scales=beside[1],
                 unit=beside[2],
             ),
+            exchange=warpmemory.exchange(g, smem),
         )
         self.prepare(context)
         if warp < self.load_warp:
             self.multiply(context)
         else:
             self.serve(context)
+        if cutlass.const_expr(g.split > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()  # nobody leaves while another reads its sums
         for ring in (context.ab, *context.tiles.rings):
             ring.check()
 
@@ -256,8 +268,14 @@ class Sm120Gemm:
                     ring.initialise()
                 for i in range(2):
                     cute.arch.mbarrier_init(c.smem.turns.data_ptr() + i, c.geometry.group_warps)
+                if cutlass.const_expr(c.exchange is not None):
+                    c.exchange.initialise(c.smem.parts_ready.data_ptr())
             cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        if cutlass.const_expr(c.geometry.split > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
 
     def corners(self, c, work):
         """Where boxes begin in a, b, scales of a, scales of b, as a function of the k tile."""
@@ -265,10 +283,10 @@ class Sm120Gemm:
         row, column, matrix = c.tiles.at(work)
         of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
         return lambda k_tile: (
-            (row * g.rows, k_tile * g.code_bytes, of_a),
-            (column * g.columns, k_tile * g.code_bytes, of_b),
-            (0, k_tile * g.steps, row * g.rows // ATOM_ROWS, of_a),
-            (0, k_tile * g.steps, column * g.columns // ATOM_ROWS, of_b),
+            (row * g.rows, (c.k_first + k_tile) * g.code_bytes, of_a),
+            (column * g.columns, (c.k_first + k_tile) * g.code_bytes, of_b),
+            (0, (c.k_first + k_tile) * g.steps, row * g.rows // ATOM_ROWS, of_a),
+            (0, (c.k_first + k_tile) * g.steps, column * g.columns // ATOM_ROWS, of_b),
         )
 
     @cute.jit
@@ -315,7 +333,8 @@ class Sm120Gemm:
         rSums = cute.make_rmem_tensor(g.sums, Int32)  # fp32 as words
         slot = ab.consumer()
         work = tiles.first(g.group_warps)
-        parity = 1 - group  # at first it is the turn of group 0
+        # At first it is the turn of group 0; where there is one, of the rounds in which sums are added, even.
+        parity = 1 - group if cutlass.const_expr(g.groups == 2) else Int32(0)
         if cutlass.const_expr(g.groups == 2):
             work = self.pass_over(tiles, work, group == 1)
             slot = skip(slot, k_tiles * group)
@@ -336,7 +355,10 @@ class Sm120Gemm:
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive(turns + (1 - group))
                 slot = skip(slot, k_tiles)
-            results.leave(rSums, warp, at)
+            if cutlass.const_expr(c.exchange is None):
+                results.leave(rSums, warp, at)
+            else:
+                parity = results.leave_together(c.exchange, rSums, parity, warp, at)
             work = tiles.after(work)
             if cutlass.const_expr(g.groups == 2):
                 work = self.pass_over(tiles, work, work.valid)

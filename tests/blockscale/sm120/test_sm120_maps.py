@@ -89,7 +89,7 @@ def test_lanes_that_have_the_scales_of_b(chosen):
 
 SIDES = [
     Side(size, warps, whole)
-    for size in TILE_COLUMNS
+    for size in sorted({*TILE_ROWS, *TILE_COLUMNS})
     for warps in (1, 2, 4, 8)
     for whole in (False, True)
     if size >= warps * BLOCK or warps == 1
@@ -103,8 +103,8 @@ def loaded(side, warp, tile, load, g, t):
     line = (
         (warp % 2 * BLOCK if side.warps > 1 else 0) + parity * side.lines // 2 + place(t % side.octets, g, side.octets)
     )
-    half = t // 2 if side.halves else span % SPANS // side.words
-    return line, span // SPANS + atom, range(half * side.words % SPANS, half * side.words % SPANS + side.words)
+    half = side.half(t, span)
+    return line, span // SPANS + atom, range(2 * half, 2 * half + side.words)
 
 
 @pytest.mark.parametrize("side", SIDES, ids=str)
@@ -117,7 +117,7 @@ def test_scales_that_a_lane_loads_are_those_of_its_rows_and_columns(side):
             line, atom, words = loaded(side, warp, tile, load, g, t)
             row = tile * side.size % 128 * (side.size >= SPAN) + side.start(warp) + side.row(block)
             row += place(octet, g, side.octets)
-            has = side.first_span(warp, tile) % 2 if side.spans == 1 else word
+            has = side.first_span(warp, tile) % 2 if side.spans == 1 and side.size >= SPAN else word
             assert (line, atom, words[has]) == (row % SPAN, row // 128, row % 128 // SPAN)
 
 

@@ -20,6 +20,7 @@ CODE_FIELDS: tuple[str, ...] = (
     "raster",
     "group",
     "swap",
+    "split",
     "pdl",
     "l2_a",
     "l2_b",
@@ -32,6 +33,7 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "chunk": (None, *TILE_K),
     "accumulators": (1, 2),
     "schedule": ("static", "clc"),
+    "split": (1, 2, 4, 8),
     "raster": ("m", "n"),
     "l2_a": HINTS,
     "l2_b": HINTS,
@@ -79,6 +81,10 @@ def _values(config: Config) -> Iterator[Reason]:
             yield Reason(f"config.{name}", f"{value}, expected {none}{numbers[0]} to {numbers[-1]}")
     if config.schedule == "clc" and config.ctas is not None:
         yield Reason("config.ctas", f"{config.ctas}, expected None: with schedule 'clc' there are as many as tiles")
+    if config.split > 1 and config.schedule == "clc":
+        yield Reason("config.split", f"{config.split}, expected 1: with schedule 'clc' a CTA asks for tiles of its own")
+    if config.split > 1 and config.accumulators == 2:
+        yield Reason("config.split", f"{config.split}, expected 1: with 2 accumulators groups of warps take turns")
 
 
 def _room(target: Target, config: Config) -> Iterator[Reason]:
@@ -118,7 +124,9 @@ def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
 
 def geometry(config: Config, target: Target) -> WarpTile:
     """The sizes of `config`'s tiles and stages on `target`; of use once `_values` has passed."""
-    return WarpTile(config.tile, config.stages, config.accumulators, config.chunk or TILE_K[0], target.smem)
+    return WarpTile(
+        config.tile, config.stages, config.accumulators, config.chunk or TILE_K[0], target.smem, config.split
+    )
 
 
 def tiles(problem: Problem, config: Config) -> tuple[int, int]:

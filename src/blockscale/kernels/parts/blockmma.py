@@ -12,7 +12,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Uint32, cute
 
-from blockscale.kernels.parts.warptile import LINE_BYTES, SCALE_BYTES, SPANS, Side, WarpTile, place
+from blockscale.kernels.parts.warptile import LINE_BYTES, SCALE_BYTES, SPAN, SPANS, Side, WarpTile, place
 
 CHUNK = 16  # bytes of a row of an 8 x 8 matrix of ldmatrix, which the swizzle moves as one
 STEP_BYTES = 32
@@ -45,12 +45,13 @@ def load_matrices(address: Int32, count: int) -> Any:
 
 
 def load_scales(address: Int32, count: int) -> Any:
-    """`count` words, 2 or 4."""
-    words = ", ".join(f"{{$w{i}}}" for i in range(count))
-    target = f"{{{words}}}"
-    return cute.arch.inline_ptx(
-        f"ld.shared.v{count}.b32 {target}, [{{$r0}}];", write_only_types=[Int32] * count, read_only_args=[address]
+    """`count` words, 1, 2 or 4."""
+    words = [f"{{$w{i}}}" for i in range(count)]
+    vector, target = (f".v{count}", "{" + ", ".join(words) + "}") if count > 1 else ("", words[0])
+    loaded = cute.arch.inline_ptx(
+        f"ld.shared{vector}.b32 {target}, [{{$r0}}];", write_only_types=[Int32] * count, read_only_args=[address]
     )
+    return loaded if count > 1 else (loaded,)
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class Scales:
         lane = Uint32(cute.arch.lane_idx())
         span = Uint32(side.first_span(warp, Uint32(tile)))
         line = warp % 2 * (LINE_BYTES if side.warps > 1 else 0) + place(lane % 4 % side.octets, lane // 4, side.octets)
-        half = lane % 4 // 2 if side.halves else span % SPANS // side.words
+        half = side.half(lane % 4, span)
         atom = span // SPANS * (g.steps * side.step_bytes)
-        odd = Int32(span % 2) if side.spans == 1 else None
+        odd = Int32(span % 2) if side.spans == 1 and side.size >= SPAN else None
         return Scales(side, base + Int32(atom + line * LINE_BYTES + half * (2 * SCALE_BYTES)), g.steps, odd)
 
     def load(self, step: int, slot: Int32) -> list[tuple[Int32, int]]:

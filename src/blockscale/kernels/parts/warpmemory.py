@@ -1,15 +1,18 @@
 """What a CTA of sm_120a holds while it runs: shared memory, the rings in it, and where operands come to."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import cutlass
 from cutlass import Int16, Int32, Int64, Int128, Uint8, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
 from blockscale.kernels.parts import tma
 from blockscale.kernels.parts.cluster import Cluster, Sharers
+from blockscale.kernels.parts.exchange import Exchange
 from blockscale.kernels.parts.ring import Ring
-from blockscale.kernels.parts.schedule import RESPONSE_BYTES, RESPONSE_SLOTS, RequestedTiles, Tiles
+from blockscale.kernels.parts.schedule import RESPONSE_BYTES, RESPONSE_SLOTS, RequestedTiles, Tiles, Work
 from blockscale.kernels.parts.tma import Box, Operand
 from blockscale.kernels.parts.warptile import WarpTile
 
@@ -29,6 +32,7 @@ def shared_memory(g: WarpTile, requests: bool) -> Any:
         ab_full: cute.struct.MemRange[Int64, g.slots]
         ab_empty: cute.struct.MemRange[Int64, g.slots]
         turns: cute.struct.MemRange[Int64, 2]
+        parts_ready: cute.struct.MemRange[Int64, 2]
         if requests:
             answer_full: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
             answer_empty: cute.struct.MemRange[Int64, RESPONSE_SLOTS]
@@ -66,17 +70,52 @@ def answer_ring(g: WarpTile, smem: Any) -> Ring:
     )
 
 
+@dataclass(frozen=True)
+class SplitTiles(Tiles):
+    """The static schedule where `split` CTAs, a cluster, share each tile."""
+
+    split: int
+
+    def after(self, work: Work) -> Work:
+        x = work.x + cute.arch.grid_dim()[0]
+        return Work(x, work.y, x < self.count * self.split, None, work.warps)
+
+    def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
+        return super().at(Work(work.x // self.split, work.y, work.valid))
+
+
 def tiles(g: WarpTile, smem: Any, order: tuple[Any, ...], requests: bool) -> Tiles:
     """Of `order`, the first arguments of `Tiles`, by the static or the dynamic schedule."""
+    if g.split > 1:
+        return SplitTiles(*order, g.split)
     if not requests:
         return Tiles(*order)
     cluster = Cluster(1, 1, 0, 0, 1)
     return RequestedTiles(*order, cluster, answer_ring(g, smem), smem.answers.data_ptr())
 
 
+def exchange(g: WarpTile, smem: Any) -> Exchange | None:
+    """Of sums, where CTAs share a tile."""
+    if g.split == 1:
+        return None
+    barriers, buffer = smem.parts_ready.data_ptr().toint(), smem.parts.data_ptr().toint()
+    return Exchange(
+        barriers, buffer, g.split, g.group_warps, cute.arch.block_idx_in_cluster(), cute.arch.thread_idx()[0]
+    )
+
+
+def part(g: WarpTile, k_tiles: Int32) -> tuple[Int32, Int32]:
+    """(the first, how many) of a tile's k tiles that this CTA has."""
+    if g.split == 1:
+        return Int32(0), k_tiles
+    rank = cute.arch.block_idx_in_cluster()
+    each, more = k_tiles // g.split, k_tiles % g.split
+    return rank * each + cutlass.min(rank, more), each + Int32(rank < more)
+
+
 def boxes(g: WarpTile) -> tuple[Box, Box, Box, Box]:
     """Of codes of a and b: (rows, bytes of k). Of their scales: (elements of an atom, steps of k, atoms of rows)."""
-    codes = (g.rows, g.code_bytes), (g.columns, g.code_bytes)
+    codes = (g.rows // g.a_boxes, g.code_bytes), (g.columns // g.b_boxes, g.code_bytes)
     scales = ((side.step_bytes // 2, g.steps, side.atoms) for side in (g.m, g.n))
     return *codes, *scales
 
@@ -118,13 +157,13 @@ def maps(
 def operands(g: WarpTile, smem: Any, maps: Any, policies: Any) -> tuple[Operand, ...]:
     """a, b, scales of a, scales of b."""
     box_a, box_b, box_sfa, box_sfb = boxes(g)
-    a, b = code_layout(box_a, g.slots), code_layout(box_b, g.slots)
+    a, b = code_layout(box_a, g.slots * g.a_boxes), code_layout(box_b, g.slots * g.b_boxes)
     slots_a, slots_b = (x.get_tensor(y.outer, swizzle=y.inner) for x, y in ((smem.a, a), (smem.b, b)))
     slots_sfa = smem.sfa.get_tensor(tma.scale_layout(box_sfa, g.slots))
     slots_sfb = smem.sfb.get_tensor(tma.scale_layout(box_sfb, g.slots))
     return (
-        Operand(maps[0], box_a, slots_a, 1, tma.ROWS, ALONE, policies[0]),
-        Operand(maps[1], box_b, slots_b, 1, tma.ROWS, ALONE, policies[1]),
+        Operand(maps[0], box_a, slots_a, g.a_boxes, tma.ROWS, ALONE, policies[0]),
+        Operand(maps[1], box_b, slots_b, g.b_boxes, tma.ROWS, ALONE, policies[1]),
         Operand(maps[2], box_sfa, slots_sfa, 1, tma.STEP, ALONE, policies[2]),
         Operand(maps[3], box_sfb, slots_sfb, 1, tma.STEP, ALONE, policies[2]),
     )

@@ -5,7 +5,6 @@ quad (see warptile.place), a quad all 16; in tiles of 8 columns 2 and 8. They le
 parts/store.py has.
 """
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,16 +54,44 @@ class Results:
     def leave(self, rSums: Any, warp: Int32, at: tuple[Int32, Int32, Int32]) -> None:
         """All sums of a thread; warp: in its group; at: (row, column, matrix) of the tile."""
         g = self.g
+        for x in range(g.m.blocks):
+            for y in range(g.n.blocks):
+                words = [self._words(rSums, x, y, octet) for octet in range(g.n.octets)]
+                self.block([[word.bitcast(Float32) for word in four] for four in words], x, y, warp, at)
+
+    @cute.jit
+    def leave_together(self, exchange, rSums, parity, warp, at):
+        """Likewise where several CTAs have sums of the tile: each adds up and stores every so-manieth block.
+
+        Returns the parity of the next round.
+        """
+        g = self.g
+        for x in cutlass.range_constexpr(g.m.blocks):
+            vectors = [self._words(rSums, x, y, octet) for y in range(g.n.blocks) for octet in range(g.n.octets)]
+            exchange.give(vectors, parity)
+            for y in cutlass.range_constexpr(g.n.blocks):
+                if (x * g.n.blocks + y) % exchange.split == exchange.rank:
+                    totals = [exchange.take(y * g.n.octets + octet) for octet in range(g.n.octets)]
+                    self.block(totals, x, y, warp, at)
+            exchange.taken()
+            parity = parity ^ 1
+        return parity
+
+    def _words(self, rSums: Any, x: int, y: int, octet: int) -> list[Int32]:
+        first = self.g.first_sum(x, y, octet)
+        return [rSums[first + i] for i in range(4)]
+
+    def block(self, fours: list[list[Float32]], x: int, y: int, warp: Int32, at: tuple[Int32, Int32, Int32]) -> None:
+        """A warp's block x of rows by block y of columns: of each octet a thread's four sums."""
+        g = self.g
         lane = Uint32(cute.arch.lane_idx())
         u, v, quad = Uint32(warp % g.warps[0]), Uint32(warp // g.warps[0]), lane % 4
-        row = at[0] * g.rows + Int32(g.m.start(u))
-        column = at[1] * g.columns + Int32(g.n.start(v) + quad * (2 * g.n.octets))
-        for x, half in itertools.product(range(g.m.blocks), range(2)):
-            line = row + g.m.row(x) + Int32(place(half, lane // 4, g.m.octets))
-            for y in range(g.n.blocks):
-                places = [g.first_sum(x, y, octet) + 2 * half + i for octet in range(g.n.octets) for i in range(2)]
-                sums = [rSums[i].bitcast(Float32) for i in places]
-                self.vector(sums, turn(quad, g.n.octets), line, column + g.n.row(y), at[2])
+        row = at[0] * g.rows + Int32(g.m.start(u)) + g.m.row(x)
+        column = at[1] * g.columns + Int32(g.n.start(v) + quad * (2 * g.n.octets)) + g.n.row(y)
+        for half in range(2):
+            sums = [four[2 * half + i] for four in fours for i in range(2)]
+            line = row + Int32(place(half, lane // 4, g.m.octets))
+            self.vector(sums, turn(quad, g.n.octets), line, column, at[2])
 
     def vector(self, sums: list[Float32], turn: Uint32, row: Int32, column: Int32, matrix: Int32) -> None:
         """Sums of a row of the kernel's tile, side by side from `column` on once their pairs are in order."""
@@ -122,7 +149,7 @@ class Blocks:
         if column < (out.n + 63 & -64):
             if (row < out.m) & (t % 2 == 0):
                 self.at(Int32, out.address(matrix, row, column // 2)).store(codes)
-            if t == 0:
+            if (t == 0) & (row < (out.m + ATOM_ROWS - 1 & -ATOM_ROWS)):
                 self.at(Uint8, self.scale(row, column, matrix)).store(
                     Uint8(cutlass.select_(row < out.m, scale, Int32(0)))
                 )

@@ -20,11 +20,12 @@ BLOCK = 16  # rows of an instruction, and columns of two
 OCTET = 8  # columns of an instruction
 SPAN = 32  # rows whose scales lie in one word of an atom's lines
 LINES = 32  # of an atom
+MOST_BOX = 256  # rows that one copy brings (PTX: tensor maps)
 LINE_BYTES = 16
 SPANS = 4  # of an atom
 GROUP_WARPS = 4
 WARPS = 8  # that multiply: together, or as two groups in turn
-TILE_ROWS = (64, 128)
+TILE_ROWS = (64, 128, 256, 512)
 TILE_COLUMNS = (8, 16, 32, 64, 128, 256)
 TILE_K = (128, 256)  # elements of k in a stage: 64 or 128 bytes of codes a row, which is also the swizzle
 MOST_SUMS = 128  # fp32 that a thread keeps
@@ -78,7 +79,7 @@ class Side:
         return block * (BLOCK if self.parities == 2 else SPAN)
 
     # Scales: each lane loads 8 bytes of a line, the words of two spans, for each parity and, of four spans or more, for
-    # each atom; two lanes of a quad then have the first half of a line, two the other. Or all have the whole line.
+    # each atom; two lanes of a quad have one half of a line, two the other. Or all have the whole line.
 
     @property
     def atoms(self) -> int:
@@ -96,13 +97,10 @@ class Side:
         return self.lines * LINE_BYTES
 
     @property
-    def halves(self) -> bool:
-        """Whether a quad's lanes load both halves of a line."""
-        return self.spans >= SPANS and not self.whole
-
-    @property
     def words(self) -> int:
-        """Of a line, that a lane loads."""
+        """Of a line, that a lane loads: a tile of a single octet needs the first."""
+        if self.size == OCTET:
+            return 1
         return SPANS if self.whole and self.spans >= SPANS else 2
 
     @property
@@ -115,10 +113,20 @@ class Side:
         within = tile % (ATOM_ROWS // self.size) * (self.size // SPAN) if SPAN <= self.size < ATOM_ROWS else 0
         return within + warp // 2 * self.spans
 
+    def half(self, t: Any, span: Any) -> Any:
+        """Of a line, that lane t of a quad loads for a warp with this first span.
+
+        Of four spans or more it takes both halves; of less the one that lanes 0 and 1 load, and the other lanes load
+        what nobody needs, from other banks.
+        """
+        if self.words != 2:
+            return 0
+        return t // 2 if self.spans >= SPANS else t // 2 ^ span % SPANS // 2
+
     def word(self, block: int) -> tuple[int, int, int]:
         """(load, which of its words, which half of a quad's lanes) has the scales of a warp's block.
 
-        A warp with one span has the word that `first_span` says instead.
+        A warp that has one of several spans has the word that `first_span` says instead.
         """
         parity, span = (block % 2, block // 2) if self.parities == 2 else (0, block)
         return parity * -(-self.spans // SPANS) + span // SPANS, span % self.words, span % SPANS // self.words
@@ -191,7 +199,16 @@ class WarpTile:
         """The place among a thread's sums of the four of block x of rows by an octet of block y of columns."""
         return 4 * ((x * self.n.blocks + y) * self.n.octets + octet)
 
-    # Bytes of a stage.
+    # Bytes of a stage, and boxes that it comes in.
+
+    @property
+    def a_boxes(self) -> int:
+        """Of codes of a."""
+        return -(-self.rows // MOST_BOX)
+
+    @property
+    def b_boxes(self) -> int:
+        return -(-self.columns // MOST_BOX)
 
     @property
     def steps(self) -> int:
@@ -232,8 +249,9 @@ class WarpTile:
 
     @property
     def parts_bytes(self) -> int:
-        """For the sums of a tile that other CTAs add."""
-        return self.rows * self.columns * SUM_BYTES if self.split > 1 else 0
+        """For the sums that CTAs add, of a block of rows of each warp at a time."""
+        vectors = self.n.blocks * self.n.octets * self.group_warps * 32
+        return vectors * 4 * SUM_BYTES if self.split > 1 else 0
 
     @property
     def most_stages(self) -> int:
