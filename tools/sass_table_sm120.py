@@ -42,7 +42,7 @@ CONFIGS = (
     Config((64, 128), accumulators=2, chunk=256),
     Config((64, 64), accumulators=2, chunk=256),
     Config((128, 256)),
-    Config((128, 256), schedule="clc", pdl=True, group=8, l2_a=FIRST, l2_b=FIRST, l2_scales=FIRST, l2_out=FIRST),
+    Config((128, 256), schedule="clc", pdl=True, group=8, l2_a=FIRST, l2_b=FIRST, l2_scales=FIRST),
     Config(TILE, accumulators=2, schedule="clc", pdl=True, group=8, l2_a=FIRST, l2_b=FIRST, l2_scales=FIRST),
     Config((128, 64), swap=True, chunk=256),
     Config((128, 16), swap=True, chunk=256),

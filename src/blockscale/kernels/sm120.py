@@ -21,6 +21,8 @@ Rings. A slot has two barriers; what completes a phase of each:
     ab       stages  1 arrival (load) and the bytes of its boxes  1 arrival of each warp of a group (multiply)
     answers  2       1 arrival (schedule) and 16 bytes            1 arrival of each warp: it has read the answer
 
+Where CTAs share a tile, parts/exchange.py has two barriers more and a buffer of sums.
+
 `turns` are two barriers more, for two groups: a group arrives at the other's, a warp an arrival, when it has read all
 operands of its tile, and waits at its own before the first of the next one. So a slot's barrier is never waited for
 a lap too early, when its parity would say the same.
@@ -41,10 +43,11 @@ registers, and the eight that multiply take 240 (PTX: setmaxnreg).
 Shared memory, from its first byte, M x N the tile and K' the bytes of a row in a stage, 64 or 128:
 
     1024                      barriers of the rings, answers
+    parts                     where CTAs share a tile, sums: of 16 rows of each warp at a time
     stages x M x K'           codes of a, rows swizzled by their length
     stages x N x K'           codes of b
-    stages x steps x 512      scales of a: an atom of 128 rows for each step of k = 64
-    stages x atoms x the same scales of b, for each atom of 128 rows that a tile touches
+    stages x steps x 512      scales of a: for each step of k = 64 an atom, of each 128 rows that a tile touches
+    stages x the same         scales of b; of narrow tiles the first lines of an atom, 16 bytes a column
 
 Scales of rows beyond m and n may be anything: they meet sums that are not stored.
 """
@@ -103,7 +106,7 @@ class Sm120Gemm:
         raster: "m" or "n": the dimension along which consecutive tiles lie.
         group: tiles in a band across it.
         pdl: the kernel may start while the one before it in the stream still runs.
-        l2_a, l2_b, l2_scales, l2_out: "evict_first", "evict_last" or None: what L2 is told.
+        l2_a, l2_b, l2_scales: "evict_first", "evict_last" or None: what L2 is told about operands.
         swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
         split: CTAs of a cluster that share a tile, with a part of k each; their sums are added in order of rank.
         out_dtype: "fp16", "bf16", "fp32", or "nvfp4" with a given global scale.
@@ -125,22 +128,20 @@ class Sm120Gemm:
         l2_a=None,
         l2_b=None,
         l2_scales=None,
-        l2_out=None,
         swap=False,
         split=1,
         out_dtype="bf16",
         bias=None,
         activation=None,
         smem=SMEM_BYTES,
-        registers_move=True,
     ):
         self.geometry = WarpTile(tile, stages, accumulators, chunk or 128, smem, split)
         self.requests, self.raster, self.group = schedule == "clc", raster, group
-        self.pdl, self.swap, self.l2_out = pdl, swap, l2_out
+        self.pdl, self.swap = pdl, swap
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
         self.out_dtype, self.bias, self.activation = out_dtype, bias, activation
         self.load_warp = self.geometry.consumers
-        self.moves = registers_move and self.geometry.sums > MOST_SUMS_BESIDE
+        self.moves = self.geometry.sums > MOST_SUMS_BESIDE
         self.warps = self.load_warp + (GROUP if self.moves else 2 if self.requests else 1)
 
     def __repr__(self):
@@ -239,7 +240,7 @@ class Sm120Gemm:
                 [info.atom for info in maps],
                 operands=warpmemory.operands(g, smem, maps, self.policies),
                 alpha=Alpha(factors, factor),
-                output=Output(out, DTYPES[self.out_dtype], *size, ld_out, self.l2_out),
+                output=Output(out, DTYPES[self.out_dtype], *size, ld_out),
                 bias=beside[0],
                 scales=beside[1],
                 unit=beside[2],

@@ -45,7 +45,6 @@ SWEEP = Sweep(
         "l2_a": HINTS,
         "l2_b": HINTS,
         "l2_scales": HINTS,
-        "l2_out": HINTS,
         "ctas": (None, 1, 3),
         "persist_mb": (0, 8),
     },

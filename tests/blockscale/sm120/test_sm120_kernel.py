@@ -20,7 +20,7 @@ CASES = {
     "two groups": (Config((128, 128), accumulators=2, stages=2), (260, 70, 200), {"out_dtype": torch.float32}),
     "on request": (Config((128, 64), accumulators=2, schedule="clc"), (270, 60, 200), {}),
     "one on request": (Config((64, 32), schedule="clc", stages=3), (70, 100, 300), {"out_dtype": torch.float16}),
-    "wide": (Config((128, 256), l2_out="evict_last"), (40, 257, 80), {}),
+    "wide": (Config((128, 256), l2_a="evict_last"), (40, 257, 80), {}),
     "flat": (Config((64, 256), accumulators=2, raster="n", group=2), (65, 257, 80), {"bias": True}),
     "dependent": (Config((64, 64), pdl=True, chunk=256, ctas=1), (70, 70, 600), {"bias": True, "activation": "silu"}),
     "swapped": (Config((128, 16), swap=True, chunk=256), (13, 300, 700), {"bias": True}),

@@ -25,7 +25,6 @@ CODE_FIELDS: tuple[str, ...] = (
     "l2_a",
     "l2_b",
     "l2_scales",
-    "l2_out",
 )
 
 HINTS = (None, "evict_first", "evict_last")
@@ -38,7 +37,6 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "l2_a": HINTS,
     "l2_b": HINTS,
     "l2_scales": HINTS,
-    "l2_out": HINTS,
 }
 # Tile indices are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
 MOST_CTAS = 2**16 - 1

@@ -35,5 +35,5 @@ def values(problem: Problem, target: Target, config: Config, ld_out: int) -> dic
         "batch": problem.batch,
         "batch_a": problem.batch_a,
         "batch_b": problem.batch_b,
-        "ctas": min(tile_count(problem, config), config.ctas or target.sms),
+        "ctas": min(config.split * tile_count(problem, config), config.ctas or target.sms),
     }

@@ -61,7 +61,8 @@ class Results:
 
     @cute.jit
     def leave_together(self, exchange, rSums, parity, warp, at):
-        """Likewise where several CTAs have sums of the tile: each adds up and stores every so-manieth block.
+        """Likewise where several CTAs have sums of the tile: each adds up and stores the blocks whose number modulo their
+        count is its rank.
 
         Returns the parity of the next round.
         """
