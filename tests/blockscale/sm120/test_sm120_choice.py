@@ -12,8 +12,8 @@ import blockscale as bs
 from blockscale import heuristics
 from blockscale.cli.app import app
 from blockscale.families import LARGEST_EXTENT, supports
-from blockscale.families.sm120.choice import DRAM, TOLERANCE
-from blockscale.families.sm120.constraints import MOST_TILES, tile_count
+from blockscale.families.sm120.choice import DRAM, TOLERANCE, _Kernel
+from blockscale.families.sm120.constraints import MOST_TILES
 from blockscale.problem import ACTIVATIONS, BIASES, OUT_DTYPES, TARGETS, Problem
 
 GPUS = [target for target in TARGETS if target.backend == "sm120"]
@@ -76,8 +76,9 @@ def test_edges_of_tiles_and_of_what_there_is(m, n):
         (RTX5090, 4096, 4096, 4096, {"tile": (64, 128), "accumulators": 2, "schedule": "clc", "group": 1}),
         (RTXPRO, 16384, 16384, 16384, {"tile": (128, 256), "schedule": "clc", "raster": "m", "group": 10}),
         (GB10, 16384, 16384, 16384, {"tile": (128, 256), "schedule": "clc", "group": 5}),
-        (RTX5080, 1, 8192, 8192, {"tile": (128, 8), "swap": True, "schedule": "static", "chunk": 256}),
-        (RTX5090, 16, 4096, 4096, {"tile": (128, 16), "swap": True}),
+        (RTX5080, 1, 8192, 8192, {"tile": (256, 8), "swap": True, "schedule": "static", "chunk": 256}),
+        (RTX5090, 16, 512, 16384, {"tile": (128, 16), "swap": True, "split": 8}),
+        (RTXPRO, 512, 4096, 7168, {"tile": (64, 128), "split": 2, "schedule": "static", "accumulators": 1}),
         (RTX5090, 64, 4096, 7168, {"tile": (64, 64), "swap": True}),
         (RTX5090, 65, 4096, 7168, {"swap": False}),
         (RTX5090, 16, 8, 4096, {"swap": False}),
@@ -109,13 +110,15 @@ def test_of_tiles_with_about_as_few_cycles_the_one_that_loads_the_least(gpu):
 
 @each_gpu
 @pytest.mark.parametrize("m", range(1, 17))
-def test_few_rows_are_columns_and_every_weight_is_in_one_tile(m, gpu):
-    """128 rows have whole atoms of scales: those of 64 would bring every other half of an atom for nothing."""
+def test_few_rows_are_columns_and_load_little_but_the_weights(m, gpu):
+    """Each weight once, and the rows again with every tile of weights: together within 5 % of the operands."""
     problem = Problem(m, 4096, 4096)
     config = heuristics.choose(problem, gpu).config
     assert config.swap
-    assert config.tile == (128, 8 if m <= 8 else 16)
-    assert tile_count(problem, config) == 32
+    assert config.tile[1] == (8 if m <= 8 else 16)
+    view = _Kernel(problem, gpu, config)
+    assert view.loaded <= 1.05 * view.operands
+    assert view.busiest <= view.cycles * (1 + TOLERANCE)  # DRAM is what takes the time
 
 
 @each_gpu
@@ -139,7 +142,7 @@ def test_bands_hold_what_l2_has(gpu):
     assert "no band fits L2" in deep.reasons[6]
 
 
-@pytest.mark.parametrize("k", [256, 384, 512, 4096, 4224])
+@pytest.mark.parametrize("k", [256, 384, 512, 4096])
 def test_long_stages_where_k_is_not_padded_by_much(k):
     config = chosen(256, 256, k).config
     assert (config.chunk == 256) == (k != 384)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from blockscale.config import Choice, Config, Reason
-from blockscale.families.sm120.constraints import CODE_FIELDS, geometry, tile_count, tiles, unfit
+from blockscale.families.sm120.constraints import geometry, tile_count, tiles, unfit
 from blockscale.kernels.parts.geometry import STEP_K
 from blockscale.kernels.parts.warptile import TILE_COLUMNS, TILE_K, TILE_ROWS
 from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
@@ -22,13 +22,15 @@ MOST_SWAPPED = 64  # rows of a product whose operands are exchanged
 FEW_WAVES = 4  # from when on tiles are taken on request
 FEWEST_STAGES = 2  # of long ones, or short ones are taken: one is filled while the other is multiplied
 MOST_PADDING = 1 / 16  # of k, for long stages
-SPLITS = (2, 4, 8) if "split" in CODE_FIELDS else ()
+SPLITS = (2, 4, 8)
 MOST_LEVELLED = 8  # waves: of more the last one is no eighth of the time
 # What a multiprocessor does in a cycle: products of FP4 and bytes from shared memory, by published peaks; bytes from L2
 # and to it, as on earlier GPUs. What a tile costs whose CTAs add their sums, beside the bytes of these: a guess.
 PRODUCTS, READ, LOADED = 2048, 128, 32
 MEETING = 1000
 TOLERANCE = 1 / 16  # between numbers of cycles that count as the same
+MORE_BYTES = 1 / 20  # between numbers of bytes likewise
+FEW_ROWS = 16  # of a product whose weights are nearly all that is loaded
 # Bytes of DRAM in a cycle, from published bandwidths and clocks.
 DRAM = {"rtxpro6000": 685, "rtx5090": 744, "rtx5080": 367, "gb10": 113}
 
@@ -89,6 +91,12 @@ class _Kernel:
         return self.count * self.config.split * self.k // sizes.tile_k * sizes.stage_bytes
 
     @property
+    def operands(self) -> int:
+        """Their bytes, codes and scales."""
+        p = self.problem
+        return (p.batch_a * p.m + p.batch_b * p.n) * p.k * 9 // 16
+
+    @property
     def busiest(self) -> int:
         """Cycles of the busiest CTA. Multiplying, loading and reading hide one another; storing is hidden where another
         group multiplies meanwhile, but for that of the last tile."""
@@ -108,8 +116,7 @@ class _Kernel:
     def cycles(self) -> int:
         """What stands for the time: those of the busiest CTA, or of DRAM for what has to cross it once."""
         p = self.problem
-        rows = p.batch_a * p.m + p.batch_b * p.n
-        moved = rows * p.k * 9 // 16 + p.batch * p.m * p.n * OUT_BYTES.get(p.out_dtype, 1)
+        moved = self.operands + p.batch * p.m * p.n * OUT_BYTES.get(p.out_dtype, 1)
         return max(self.busiest, moved // DRAM.get(self.target.name, 4 * self.target.sms))
 
 
@@ -150,19 +157,18 @@ def _candidates(view: _Kernel) -> Iterator[_Kernel]:
 
 
 def _tile(view: _Kernel) -> _Step | Reason:
-    """Tile, groups and split together: of those that take about the fewest cycles the one that splits k the least, then
-    the one that loads the fewest bytes."""
+    """Tile, groups and split together, of those that take about the fewest cycles."""
     found, refused = [], Reason("config", "there is none")
     for candidate in _candidates(view):
         reason = unfit(view.problem, view.target, candidate.config)
         if reason is None:
             found.append((candidate.cycles, candidate))
-        elif candidate.config.accumulators == candidate.config.split == 1:
+        elif reason.argument == "config.tile":  # rather than that a larger one has no room for its sums
             refused = reason
     if not found:
         return refused
     fewest = min(cycles for cycles, _ in found)
-    best = min((v for cycles, v in found if cycles <= fewest * (1 + TOLERANCE)), key=_plainness)
+    best = _best([v for cycles, v in found if cycles <= fewest * (1 + TOLERANCE)])
     by_tile: dict[tuple[int, int], int] = {}
     for cycles, candidate in found:
         by_tile[candidate.config.tile] = min(cycles, by_tile.get(candidate.config.tile, cycles))
@@ -171,13 +177,23 @@ def _tile(view: _Kernel) -> _Step | Reason:
     room = f"{best.in_flight} CTAs" if best.config.split == 1 else f"{best.in_flight} clusters of {best.config.split}"
     why = (
         f"tiles of {rows}x{width}: {best.count} for {room} are {_count(best.waves, 'wave')}; {best.cycles:,} cycles "
-        f"of the busiest CTA or of DRAM, and of those with about as few the fewest bytes to load ({counted}; derived)"
+        f"of the busiest CTA or of DRAM, and of those with about as few about the fewest bytes ({counted}; derived)"
     )
     return best, why
 
 
-def _plainness(view: _Kernel) -> tuple[int, int, int, int]:
-    return view.config.split, view.loaded, view.busiest, view.config.accumulators
+def _best(found: list[_Kernel]) -> _Kernel:
+    """Of few rows that with about as few bytes as there are, of others that which splits k the least and then loads
+    about the fewest; of several the one with the fewest cycles."""
+    if found[0].config.swap and found[0].problem.m <= FEW_ROWS:
+        least = min(v.loaded for v in found)
+        within = [v for v in found if v.loaded <= max(least, v.operands * (1 + MORE_BYTES))]
+        return min(within, key=lambda v: (v.config.split, v.busiest, v.loaded, v.config.accumulators))
+    split = min(v.config.split for v in found)
+    plain = [v for v in found if v.config.split == split]
+    least = min(v.loaded for v in plain)
+    within = [v for v in plain if v.loaded <= least * (1 + MORE_BYTES)]
+    return min(within, key=lambda v: (v.busiest, v.loaded, v.config.accumulators))
 
 
 def _groups(view: _Kernel) -> _Step:
