@@ -28,12 +28,16 @@ LARGE = (
 
 SWEEP = Sweep(
     target=target_named("rtx5090"),
-    count=56,
+    count=70,
     seconds=seconds,
     sms=4,
     shapes={"large": LARGE, "small": SMALL, "batches": BATCHES},
     config={
-        "tile": tuple((rows, columns) for rows in (64, 128) for columns in (8, 16, 32, 64, 128, 256)),
+        "tile": (
+            *((rows, columns) for rows in (64, 128) for columns in (8, 16, 32, 64, 128, 256)),
+            *((256, 8), (256, 128), (512, 16), (512, 64)),
+        ),
+        "split": (1, 2, 4),
         "chunk": (None, 128, 256),
         "stages": (None, 1, 2, 3),
         "accumulators": (1, 2),
@@ -51,10 +55,14 @@ SWEEP = Sweep(
     never=frozenset(
         {
             ("tile", "accumulators"),  # no room for the sums
+            ("tile", "stages"),
+            ("split", "schedule"),
+            ("split", "accumulators"),
             ("schedule", "ctas"),  # as many as tiles
             ("tile", "out_dtype"),  # whole blocks and atoms of an NVFP4 result
             ("swap", "out_dtype"),
         }
     ),
+    seed=8,
     competition=(*GPU_MODE, *GPU_MODE_GEMV),
 )
