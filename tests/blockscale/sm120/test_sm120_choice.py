@@ -4,6 +4,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -175,3 +176,11 @@ def test_explain_prints_them(gpu):
     )
     assert (document["gpu"], document["sms"]) == (gpu.name, gpu.sms)
     assert bs.explain(512, 4096, 7168, gpu=gpu.name) == text.stdout.strip()
+
+
+def test_the_documents_example():
+    text = (Path(__file__).parents[3] / "docs/sm120.md").read_text()
+    shown = re.search(
+        r"^\$ blockscale explain (\d+) (\d+) (\d+) --gpu (\w+)\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL
+    )
+    assert bs.explain(*map(int, shown.groups()[:3]), gpu=shown[4]) == shown[5]

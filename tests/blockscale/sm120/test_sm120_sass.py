@@ -51,6 +51,20 @@ def test_a_larger_share_multiplies_than_of_nvidias():
     assert share("blockscale 128 x 128 (accumulators 2, chunk 256)") >= 58
 
 
+def test_the_documents_table():
+    text = (ROOT / "docs/sm120.md").read_text()
+    for chunk in (128, 256):
+        rest = {128: "", 256: "chunk 256"}[chunk]
+        kernels = (
+            "blockscale 128 x 128" + f" ({rest})" * bool(rest),
+            f"NVIDIA 128 x 128 (cooperative, chunk {chunk})",
+            f"blockscale 128 x 128 (accumulators 2{', ' * bool(rest)}{rest})",
+            f"NVIDIA 128 x 128 (pingpong, chunk {chunk})",
+        )
+        cells = re.search(rf"^\| {chunk} \| (.*) \|$", text, re.MULTILINE)[1].split(" | ")
+        assert [float(cell.split("%")[0]) for cell in cells] == [share(kernel) for kernel in kernels]
+
+
 def test_the_chips_get_the_same_code():
     rows = table()
     both = [
