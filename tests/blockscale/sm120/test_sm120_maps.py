@@ -100,10 +100,8 @@ def loaded(side, warp, tile, load, g, t):
     """The line of an atom, the atom, and the words of the line that lane 4g + t loads, as kernels/parts/blockmma.py."""
     parity, atom = side.loads[load]
     span = side.first_span(warp, tile)
-    line = (
-        (warp % 2 * BLOCK if side.warps > 1 else 0) + parity * side.lines // 2 + place(t % side.octets, g, side.octets)
-    )
     half = side.half(t, span)
+    line = side.line(warp, g, t) + parity * side.lines // 2
     return line, span // SPANS + atom, range(2 * half, 2 * half + side.words)
 
 

@@ -1,8 +1,8 @@
 """Block-scaled products of a warp, their operands from shared memory (PTX: mma.m16n8k64, ldmatrix; see warptile.py).
 
 Codes lie in rows of 64 or 128 bytes, swizzled by as many, a step of k = 64 in 32 of them: the address of step s is that
-of step 0 with bits 5 and 6 exchanged. Scales lie in lines of 16 bytes, a word for each of four spans; a lane loads two
-of the words.
+of step 0 with bits 5 and 6 flipped by s. Scales lie in lines of 16 bytes, a word for each of four spans; a lane loads
+two of the words, or more or fewer.
 """
 
 import itertools
@@ -78,7 +78,10 @@ class Codes:
 
 @dataclass(frozen=True)
 class Scales:
-    """Where a lane reads scales of a warp's blocks, in slot 0, and which word of two it needs where it needs one."""
+    """Where a lane reads scales of a warp's blocks, in slot 0.
+
+    odd: where these lie in one of several spans, and a lane needs one word of two: whether it is the second. Or None.
+    """
 
     side: Side
     address: Int32
@@ -90,7 +93,7 @@ class Scales:
         """tile: its place among the tiles along this side."""
         lane = Uint32(cute.arch.lane_idx())
         span = Uint32(side.first_span(warp, Uint32(tile)))
-        line = warp % 2 * (LINE_BYTES if side.warps > 1 else 0) + place(lane % 4 % side.octets, lane // 4, side.octets)
+        line = side.line(warp, lane // 4, lane % 4)
         half = side.half(lane % 4, span)
         atom = span // SPANS * (g.steps * side.step_bytes)
         odd = Int32(span % 2) if side.spans == 1 and side.size >= SPAN else None

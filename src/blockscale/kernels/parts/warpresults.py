@@ -61,8 +61,7 @@ class Results:
 
     @cute.jit
     def leave_together(self, exchange, rSums, parity, warp, at):
-        """Likewise where several CTAs have sums of the tile: each adds up and stores the blocks whose number modulo their
-        count is its rank.
+        """Likewise where several CTAs have sums of the tile: each stores the blocks that have its rank, modulo split.
 
         Returns the parity of the next round.
         """

@@ -101,7 +101,7 @@ class Side:
         """Of a line, that a lane loads: a tile of a single octet needs the first."""
         if self.size == OCTET:
             return 1
-        return SPANS if self.whole and self.spans >= SPANS else 2
+        return SPANS if self.whole and self.spans >= SPANS and self.parities == 1 else 2
 
     @property
     def loads(self) -> list[tuple[int, int]]:
@@ -113,11 +113,19 @@ class Side:
         within = tile % (ATOM_ROWS // self.size) * (self.size // SPAN) if SPAN <= self.size < ATOM_ROWS else 0
         return within + warp // 2 * self.spans
 
+    def line(self, warp: Any, g: Any, t: Any) -> Any:
+        """Of an atom, that lane 4g + t loads from in a warp's loads of parity 0.
+
+        Where lanes load whole lines, lanes 2 and 3 load what nobody needs, from other banks.
+        """
+        line = (warp % 2 * BLOCK if self.warps > 1 else 0) + place(t % self.octets, g, self.octets)
+        return line ^ t // 2 * (BLOCK | SPANS) if self.words == SPANS else line
+
     def half(self, t: Any, span: Any) -> Any:
         """Of a line, that lane t of a quad loads for a warp with this first span.
 
-        Of four spans or more it takes both halves; of less the one that lanes 0 and 1 load, and the other lanes load
-        what nobody needs, from other banks.
+        Of four spans or more it takes both halves; of less the one that lanes 0 and 1 load, and again the other lanes
+        load what nobody needs.
         """
         if self.words != 2:
             return 0
