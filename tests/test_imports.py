@@ -29,6 +29,7 @@ ROOMS = {
         "kernels.parts.geometry": set(),
         "kernels.parts.order": set(),
         "kernels.parts.staging": set(),
+        "kernels.parts.warptile": {"kernels.parts.geometry"},
         "kernels.waits": set(),
         "kernels.parts.hopper_memory": {"formats"},
         "kernels": {
@@ -37,6 +38,7 @@ ROOMS = {
             "kernels.parts.hopper_memory",
             "kernels.parts.order",
             "kernels.parts.staging",
+            "kernels.parts.warptile",
         },
         "config": set(),
         "ladder": {"config"},
@@ -49,6 +51,7 @@ ROOMS = {
             "kernels.parts.geometry",
             "kernels.parts.hopper_memory",
             "kernels.parts.staging",
+            "kernels.parts.warptile",
             "problem",
             "tensor",
         },

@@ -108,15 +108,7 @@ def theirs(tile: tuple[int, int]) -> Row:
 
 
 def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = tool("cuobjdump", "-res-usage", file.name)
-        sass = tool("nvdisasm", "-c", file.name)
-    used = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    listing = list(instructions(sass))
-    texts = [text for _, text in listing]
-    spills = sum(bool(re.match(r"(@!?U?P\d+ )?(LDL|STL)\b", text)) for text in texts)
+    used, listing = disassembled(cubin)
     loop = mma_loop(listing)
     mmas = sum(MMA in text for text in loop)
     return Row(
@@ -126,11 +118,27 @@ def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
         used["REG"],
         used["STACK"],
         used["LOCAL"],
-        spills,
-        len(texts),
+        spilling(listing),
+        len(listing),
         len(loop) * MMAS_A_K_TILE / mmas,
         epilogue(listing, columns),
     )
+
+
+def disassembled(cubin: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Registers, stack and local memory of a thread (REG, STACK, LOCAL), and the instructions with their labels."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = tool("cuobjdump", "-res-usage", file.name)
+        sass = tool("nvdisasm", "-c", file.name)
+    used = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return used, list(instructions(sass))
+
+
+def spilling(listing: list[tuple[str, str]]) -> int:
+    """Instructions that move registers to local memory or back."""
+    return sum(bool(re.match(r"(@!?U?P\d+ )?(LDL|STL)\b", text)) for _, text in listing)
 
 
 def tool(name: str, *arguments: str) -> str:
@@ -194,7 +202,7 @@ def successors(listing: list[tuple[str, str]]) -> list[list[int]]:
     return after
 
 
-def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
+def mma_loop(listing: list[tuple[str, str]], mma: str = MMA) -> list[str]:
     """The instructions of the smallest loop with a tensor-core instruction: from a label to a branch back to it."""
     place = {label: i for i, (labels, _) in enumerate(listing) for label in labels.split()}
     loops = []
@@ -202,7 +210,7 @@ def mma_loop(listing: list[tuple[str, str]]) -> list[str]:
         branch = re.search(r"\bBRA\b.*\((\.L_x_\d+)\)", text)
         if branch and place[branch[1]] < end:
             loops.append([text for _, text in listing[place[branch[1]] : end + 1]])
-    return min((loop for loop in loops if any(MMA in text for text in loop)), key=len)
+    return min((loop for loop in loops if any(mma in text for text in loop)), key=len)
 
 
 def main(path: str) -> None:

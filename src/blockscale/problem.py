@@ -41,6 +41,10 @@ class Target:
 TARGETS = (
     Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),
     Target("sm_90a", "sm90", (9, 0), "h200", sms=132, smem=232_448, l2=50 * 2**20),
+    Target("sm_120a", "sm120", (12, 0), "rtxpro6000", sms=188, smem=101_376, l2=128 * 2**20),
+    Target("sm_120a", "sm120", (12, 0), "rtx5090", sms=170, smem=101_376, l2=96 * 2**20),
+    Target("sm_120a", "sm120", (12, 0), "rtx5080", sms=84, smem=101_376, l2=64 * 2**20),
+    Target("sm_121a", "sm120", (12, 1), "gb10", sms=48, smem=101_376, l2=24 * 2**20),
 )
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
@@ -48,8 +52,6 @@ WITHOUT_KERNELS = {
     **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",
-    "sm_120a": "RTX 50",
-    "sm_121a": "DGX Spark",
 }
 
 
@@ -77,6 +79,11 @@ def target_named(name: str, argument: str = "gpu") -> Target:
 def target_of_capability(capability: tuple[int, int]) -> Target | None:
     """The target that runs on a GPU of this compute capability, exactly: kernels for "sm_100a" run on 10.0 alone."""
     return next((target for target in TARGETS if target.capability == capability), None)
+
+
+def compiled_for() -> str:
+    """The compute capabilities that there are kernels for. A GPU of another one, a newer one too, runs none of them."""
+    return ", ".join(dict.fromkeys(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS))
 
 
 @dataclass(frozen=True)

@@ -172,10 +172,25 @@ def test_doctor_describes_gpus(monkeypatch, tmp_path):
     assert cuda == {
         "built_for": "13.0",
         "driver": "580.65.06",
-        "gpus": [{"name": "NVIDIA H200", "capability": "9.0", "memory_gib": 141.0}],
+        "gpus": [{"name": "NVIDIA H200", "capability": "9.0", "memory_gib": 141.0, "kernels": "sm_90a"}],
         "problem": None,
     }
     assert "NVIDIA H200, sm_90, 141.0 GiB" in invoke("doctor").stdout
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (12, 2), (13, 0)])
+def test_doctor_says_of_a_gpu_without_kernels_that_there_are_none(monkeypatch, capability):
+    major, minor = capability
+    gpu = SimpleNamespace(name="NVIDIA GPU", major=major, minor=minor, total_memory=2**30)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    document = json.loads(invoke("doctor", "--json").stdout)
+    assert document["cuda"]["gpus"][0]["kernels"] is None
+    assert f"no kernels of this version are for {major}.{minor}" in document["backends"]["sm120"]
+    shown = " ".join(invoke("doctor").stdout.split())
+    assert f"sm_{major}{minor}, 1.0 GiB; no kernels for it, they are for 10.0 (sm_100a)" in shown
 
 
 def test_doctor_survives_a_broken_driver(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import blockscale
 from blockscale.cli.app import app
-from blockscale.demo import job, layers, minilm
+from blockscale.demo import emulation, job, layers, minilm
 from blockscale.demo.emulation import EmulatedLayer
 from blockscale.demo.sentences import PARAPHRASES, SENTENCES
 from blockscale.demo.similarity import REQUIRED, Requirement, Similarity
@@ -190,6 +190,19 @@ def test_a_layer_by_the_kernel_of_a_gpu(report):
     assert all(0 < error <= 1 for error in report.emulated.errors.values())
     assert report.emulated.findings == 0
     assert report.emulated.instructions > 10_000
+
+
+@needs_weights
+@pytest.mark.parametrize("arch", ["sm_120a", "sm_121a"])
+def test_the_layer_by_the_kernels_of_other_gpus(model, arch):
+    reason = emulation.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    layer = emulation.emulate(model, tokens(*SENTENCES[:2]), arch)
+    assert layer.passed, layer
+    assert layer.sizes[1:] == (384, 384)
+    assert set(layer.errors) == {"cpu", arch}
+    assert all(0 < error <= 1 for error in layer.errors.values())
 
 
 @pytest.mark.parametrize("change", [{"findings": 1}, {"errors": {"cpu": 0.1, "sm_100a": math.nan}}])

@@ -429,7 +429,7 @@ def test_available_backends_says_why():
     reasons = bs.available_backends()
     assert list(reasons) == ["cpu", "sm90", "sm100", "sm103", "sm120"]
     assert reasons["cpu"] is None
-    assert all(f"no {name} kernels" in reasons[name] for name in ("sm103", "sm120"))
+    assert "no sm103 kernels" in reasons["sm103"]
     assert "`with emulated('sm_100a')` runs its kernels" in reasons["sm100"]
     assert same_bits(bs.gemm(A, B, backend="cpu"), bs.gemm(A, B))
 

@@ -6,12 +6,12 @@ from types import ModuleType
 
 import torch
 
-from blockscale.backends import cpu, sm90, sm100
+from blockscale.backends import cpu, sm90, sm100, sm120
 from blockscale.config import Config
 from blockscale.launch import cuda, emulated
-from blockscale.problem import TARGETS, Target, target_named, target_of_capability
+from blockscale.problem import Target, compiled_for, target_named, target_of_capability
 
-_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100}
+_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100, "sm120": sm120}
 NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -89,9 +89,8 @@ def _kind(device: torch.device) -> Target | None:
     capability = torch.cuda.get_device_capability(device)
     target = target_of_capability(capability)
     if target is None:
-        kinds = ", ".join(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS)
         raise ValueError(
             f"backend: none for {device}, {torch.cuda.get_device_name(device)} of compute capability "
-            f"{capability[0]}.{capability[1]}; this version's kernels are compiled for {kinds}"
+            f"{capability[0]}.{capability[1]}; this version's kernels are compiled for {compiled_for()}"
         )
     return target

@@ -33,13 +33,13 @@ TITLES = {"a": "a.codes", "b": "b.codes", "sfa": "a.scales", "sfb": "b.scales", 
 _MOST_KNOWN = 4096
 
 
-def why_not(target: Target) -> str | None:
-    """None if `target`'s kernels can run here: on a GPU, or because an emulator of it is active."""
+def why_not(*targets: Target) -> str | None:
+    """None if kernels of one of `targets` can run here: on a GPU, or because an emulator of it is active."""
     active = emulated.active()
-    if active is not None and active.target.arch == target.arch:
+    if active is not None and active.target.arch in [target.arch for target in targets]:
         return None
-    reason = cuda.why_not(target)
-    return None if reason is None else f"{reason}; `with emulated({target.arch!r})` runs its kernels without one"
+    reason = cuda.why_not(*targets)
+    return None if reason is None else f"{reason}; `with emulated({targets[0].arch!r})` runs its kernels without one"
 
 
 def launcher(target: Target, device: torch.device) -> Launcher:

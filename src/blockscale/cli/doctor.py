@@ -18,6 +18,7 @@ from rich.text import Text
 import blockscale
 from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, refusals
 from blockscale.compile import INSTALL, c_compiler
+from blockscale.problem import compiled_for, target_of_capability
 from blockscale.store import default_store
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -25,9 +26,12 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Gpu:
+    """`kernels` is the architecture whose kernels run on it; None: this version has none for it."""
+
     name: str
     capability: str
     memory_gib: float
+    kernels: str | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def examine_cuda() -> Cuda:
 
 def describe(properties: "torch.cuda._CudaDeviceProperties") -> Gpu:
     capability = f"{properties.major}.{properties.minor}"
-    return Gpu(properties.name, capability, round(properties.total_memory / 2**30, 1))
+    target = target_of_capability((properties.major, properties.minor))
+    kernels = None if target is None else target.arch
+    return Gpu(properties.name, capability, round(properties.total_memory / 2**30, 1), kernels)
 
 
 def driver_version() -> str | None:
@@ -141,7 +147,11 @@ def machine_table(findings: Findings) -> Table:
         ("torch", f"{findings.torch}, {findings.threads} threads"),
         ("CUDA", f"torch is built for {cuda.built_for or 'none'}, driver {cuda.driver or 'not found'}"),
         *(
-            (f"GPU {i}", f"{g.name}, sm_{g.capability.replace('.', '')}, {g.memory_gib} GiB")
+            (
+                f"GPU {i}",
+                f"{g.name}, sm_{g.capability.replace('.', '')}, {g.memory_gib} GiB"
+                + (f"; no kernels for it, they are for {compiled_for()}" if g.kernels is None else ""),
+            )
             for i, g in enumerate(cuda.gpus)
         ),
         *([("GPU", cuda.problem)] if cuda.problem else []),

@@ -1,4 +1,4 @@
-"""One layer of the encoder by the B200's own kernel, on the software GPU, beside the CPU backend."""
+"""One layer of the encoder by a GPU's own kernel, on the software GPU, beside the CPU backend."""
 
 import time
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ def why_not() -> str | None:
     return None if c_compiler() else "there is no C compiler (`cc`, or what CC names), which the emulator needs"
 
 
-def emulate(model: MiniLM, sentences: Sequence[Tensor]) -> EmulatedLayer:
-    """Multiplies the layer's real activations, of all sentences, by its weight: on the CPU and on the emulator."""
+def emulate(model: MiniLM, sentences: Sequence[Tensor], arch: str = ARCH) -> EmulatedLayer:
+    """Multiplies the layer's real activations, of all sentences, by its weight: on the CPU and on the emulator of
+    `arch`, an architecture or the name of a GPU."""
     seen: dict[str, Tensor] = {}
 
     def linear(layer: str, x: Tensor, activation: str | None) -> Tensor:
@@ -63,17 +64,17 @@ def emulate(model: MiniLM, sentences: Sequence[Tensor]) -> EmulatedLayer:
     (m, k), n = x.shape, weight.shape[0]
     on_cpu = blockscale.gemm(x, weight, out_dtype=torch.float32)
     start = time.perf_counter()
-    with blockscale.emulated(ARCH, on_finding="collect") as gpu:
+    with blockscale.emulated(arch, on_finding="collect") as gpu:
         config = blockscale.config_for(m, n, k)
         emulated = blockscale.gemm(x, weight, out_dtype=torch.float32)
     seconds = time.perf_counter() - start
-    limits = {"cpu": reference.CPU_TOLERANCE, ARCH: reference.tensor_core_tolerance(k)}
+    limits = {"cpu": reference.CPU_TOLERANCE, arch: reference.tensor_core_tolerance(k)}
     errors = {}
-    for name, y in (("cpu", on_cpu), (ARCH, emulated)):
+    for name, y in (("cpu", on_cpu), (arch, emulated)):
         allowed = reference.tolerance(x, weight, exact, out_dtype=y.dtype, c=limits[name])
         errors[name] = float(((y.double() - exact).abs() / allowed).max())
     counts = [report.counters["warp_instructions"] for report in gpu.reports]
     instructions = sum(count for count in counts if isinstance(count, int))
     return EmulatedLayer(
-        LAYER, ARCH, (m, n, k), str(config), instructions, len(gpu.findings), errors, round(seconds, 2)
+        LAYER, arch, (m, n, k), str(config), instructions, len(gpu.findings), errors, round(seconds, 2)
     )

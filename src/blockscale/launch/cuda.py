@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from blockscale.problem import Target
+from blockscale.problem import TARGETS, Target, compiled_for, target_of_capability
 from blockscale.store import FUNCTION, Artefact
 
 Function = Callable[..., Any]
@@ -37,10 +37,10 @@ class CudaLauncher:
     def __init__(self, target: Target, device: torch.device) -> None:
         capability = torch.cuda.get_device_capability(device)
         if capability != target.capability:
-            found, wanted = (".".join(map(str, x)) for x in (capability, target.capability))
+            known = "" if target_of_capability(capability) else f"; this version's kernels are for {compiled_for()}"
             raise ValueError(
-                f"backend: {target.backend!r} needs operands on a GPU of compute capability {wanted} ({target.arch}); "
-                f"{device} has {found}"
+                f"backend: {target.backend!r} needs operands on a GPU of compute capability "
+                f"{_number(target.capability)} ({target.arch}); {device} has {_number(capability)}{known}"
             )
         self.target = as_it_is(target, device)
         self.device = device
@@ -63,8 +63,16 @@ class CudaLauncher:
 
 
 def as_it_is(target: Target, device: torch.device) -> Target:
-    """`target` with the number of multiprocessors that this GPU, or the part of one that it is, has."""
-    return replace(target, sms=torch.cuda.get_device_properties(device).multi_processor_count)
+    """The known GPU of `target`'s architecture with as many multiprocessors as this one has; where there is none, as
+    for a part of a GPU, `target` with their number and the bytes of L2 that torch says it has."""
+    properties = torch.cuda.get_device_properties(device)
+    sms = properties.multi_processor_count
+    known = next((other for other in TARGETS if (other.arch, other.sms) == (target.arch, sms)), None)
+    return known or replace(target, sms=sms, l2=getattr(properties, "L2_cache_size", target.l2))
+
+
+def _number(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 @functools.cache
@@ -73,8 +81,8 @@ def launcher(target: Target, device: torch.device) -> CudaLauncher:
     return CudaLauncher(target, device)
 
 
-def why_not(target: Target) -> str | None:
-    """None if a GPU of this kind is here and launches can work, otherwise the reason."""
+def why_not(*targets: Target) -> str | None:
+    """None if a GPU of one of these kinds is here and launches can work, otherwise the reason."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     try:
@@ -83,10 +91,12 @@ def why_not(target: Target) -> str | None:
             capabilities = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:
         return f"torch sees no GPU: {error}"
-    if target.capability not in capabilities:
-        found = ", ".join(f"{major}.{minor}" for major, minor in capabilities) or "none"
-        wanted = ".".join(map(str, target.capability))
-        return f"it needs a GPU of compute capability {wanted}; found: {found}"
+    wanted = dict.fromkeys(target.capability for target in targets)
+    if not any(capability in wanted for capability in capabilities):
+        needed, found = (" or ".join(map(_number, wanted)), ", ".join(map(_number, capabilities)) or "none")
+        unknown = [_number(x) for x in dict.fromkeys(capabilities) if target_of_capability(x) is None]
+        more = f"; no kernels of this version are for {' or '.join(unknown)}" if unknown else ""
+        return f"it needs a GPU of compute capability {needed}; found: {found}{more}"
     if importlib.util.find_spec("tvm_ffi") is None:
         return "apache-tvm-ffi is not installed; it calls the compiled kernels"
     return None

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import sweep_sm100
-from sweep import GPU_MODE, Row, Shape, Sweep, scaled
+import sweep_sm120
+from sweep import Row, Shape, Sweep, scaled
 
 import blockscale as bs
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "architecture.md"
-SWEEPS: dict[str, Sweep] = {"sm100": sweep_sm100.SWEEP}
+SWEEPS: dict[str, Sweep] = {"sm100": sweep_sm100.SWEEP, "sm120": sweep_sm120.SWEEP}
 Entry = dict[str, Any]
 
 
@@ -63,7 +64,7 @@ def gpu_mode(family: str, shape: Shape) -> tuple[str, Row]:
 def cases(family: str) -> Iterator[tuple[str, Row]]:
     """Every case of a family's proof."""
     yield from ((row_case(number, row), row) for number, row in enumerate(SWEEPS[family].rows))
-    yield from (gpu_mode(family, shape) for shape in GPU_MODE)
+    yield from (gpu_mode(family, shape) for shape in SWEEPS[family].competition)
 
 
 def load(family: str) -> dict[str, Entry]:

@@ -22,7 +22,7 @@ from blockscale import families, plan, reference, store
 from blockscale.config import Config
 from blockscale.problem import NVFP4, Problem, Target
 
-SMS = 8  # of the emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
+SMS = 8  # of an emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
 SCHEDULES = (("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2))
 DATA = ("every code and scale", "positive", "integers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -76,11 +76,18 @@ GPU_MODE = (
     *(Shape(256, 7168, 2048), Shape(384, 7168, 2304), Shape(512, 512, 7168), Shape(512, 4096, 512)),
     *(Shape(512, 1536, 7168), Shape(2304, 4608, 7168)),
 )
+# Those of its NVFP4 GEMV competition, tests and benchmarks (nvfp4_gemv/task.yml): a row by a matrix, or two by two.
+GPU_MODE_GEMV = (
+    *(Shape(1, 128, 256), Shape(1, 128, 1536), Shape(1, 128, 3072), Shape(1, 256, 7168), Shape(1, 2432, 4608, 2, 2)),
+    *(Shape(1, 384, 7168, 2, 2), Shape(1, 512, 512, 2, 2), Shape(1, 512, 4096, 2, 2), Shape(1, 512, 1536, 2, 2)),
+    *(Shape(1, 7168, 16384), Shape(1, 4096, 7168), Shape(1, 7168, 2048)),
+)
 
 
 def scaled(shape: Shape) -> Shape:
     """A shape of the competition with as many rows, up to 512, an eighth of the columns and of k."""
-    return Shape(min(shape.m, 512), max(shape.n // 8, 96), max(shape.k // 8, 256))
+    sizes = min(shape.m, 512), max(shape.n // 8, 96), max(shape.k // 8, 256)
+    return Shape(*sizes, shape.batch_a, shape.batch_b)
 
 
 Pair = tuple[tuple[str, object], tuple[str, object]]
@@ -101,6 +108,8 @@ class Sweep:
             reason that is known.
         shapes: a pool of each kind, of which a row takes one.
         product: the values of a product's properties.
+        sms: multiprocessors of the emulated GPU.
+        competition: shapes whose choices run on the same shapes scaled down.
         seed: of a few the one with the fewest rows.
     """
 
@@ -114,6 +123,8 @@ class Sweep:
         default_factory=lambda: {"large": LARGE, "small": SMALL, "batches": BATCHES}
     )
     product: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: PRODUCT)
+    sms: int = SMS
+    competition: tuple[Shape, ...] = GPU_MODE
     seed: int = 4
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import sweep
 import torch
 from operands import every_code_and_scale
 from proof_record import SWEEPS
-from sweep import BATCHES, DATA, GPU_MODE, LARGE, SCHEDULES, SMALL, SMS, Shape
+from sweep import BATCHES, DATA, LARGE, SCHEDULES, SMALL, Shape
 
 import blockscale as bs
 from blockscale import reference
@@ -33,7 +33,7 @@ def run(row, work):
     start, counts = time.perf_counter(), collections.Counter(products=0, instructions=0, findings=0)
     first = {}
     for kind, seed in SCHEDULES:
-        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=SMS) as gpu:  # a finding raises
+        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=row.sweep.sms) as gpu:  # a finding raises
             for shape, data, gap in work:
                 try:
                     got = sweep.multiply(row, shape, data, gap)
@@ -70,11 +70,13 @@ def test_pairwise(family, number):
 
 @pytest.mark.prove
 @needs_compiler
-@every_family
-@pytest.mark.parametrize("shape", GPU_MODE, ids=str)
-def test_gpu_mode(family, shape):
+@pytest.mark.parametrize(
+    ("family", "number"), [(family, i) for family, each in SWEEPS.items() for i in range(len(each.competition))]
+)
+def test_gpu_mode(family, number):
+    shape = SWEEPS[family].competition[number]
     case, row = proof_record.gpu_mode(family, shape)
-    prove(family, case, row, [(sweep.scaled(shape), DATA[GPU_MODE.index(shape) % 3], 0)])
+    prove(family, case, row, [(sweep.scaled(shape), DATA[number % 3], 0)])
 
 
 @needs_compiler

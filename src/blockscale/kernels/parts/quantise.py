@@ -50,8 +50,24 @@ def largest(block: list[Float32]) -> Float32:
     return amax
 
 
+def magnitude(a: Float32, b: Float32) -> Float32:
+    """The larger of two."""
+    return _largest(a, b, b)
+
+
 def _largest(a: Float32, b: Float32, c: Float32) -> Float32:
     return _asm("max.abs.f32 {$w0}, {$r0}, {$r1}, {$r2};", Float32, a, b, c)
+
+
+def encode_part(part: list[Float32], amax: Float32, unit: Float32) -> tuple[Int32, Int32]:
+    """The codes of 4 numbers of a block, in the low half of a word and again in the high one, and the block's scale.
+
+    Args:
+        amax: the largest magnitude of the block. unit: as for `encode`.
+    """
+    quotient = divide(sixth(amax), unit)
+    both, scale, _ = _scales(quotient, quotient)
+    return _codes([*part, *part], scale, unit)[0], both & 0xFF
 
 
 def _scales(low: Float32, high: Float32) -> tuple[Int32, Float32, Float32]:
@@ -76,11 +92,11 @@ def _scales(low: Float32, high: Float32) -> tuple[Int32, Float32, Float32]:
 
 
 def _codes(block: list[Float32], scale: Float32, unit: Float32) -> list[Int32]:
-    """The block's codes, eight a word; all 0 where the scale is."""
+    """The block's codes, or those of 8 of its numbers, eight a word; all 0 where the scale is."""
     d = scale * unit
     nothing = scale == 0.0
     words = []
-    for i in range(0, BLOCK, 8):
+    for i in range(0, len(block), 8):
         quotients = [divide(x, d) for x in block[i : i + 8]]
         word = _asm(
             "{\n.reg .b8 byte<4>;\n"
