@@ -214,7 +214,7 @@ class Quantise:
         for block in cutlass.range(lane, (words * ATOM_BLOCKS + WARP - 1) // WARP * WARP, WARP, unroll=1):
             self.x.load(rWords, address, block * BLOCK, k, there)
             values = self.x.values([rWords[i] for i in range(self.x.words)])
-            total = ieee.add(total, ieee.tree([ieee.multiply(value, value) for value in values]))
+            total = ieee.add(total, ieee.tree(lambda i, values=values: ieee.multiply(values[i], values[i])))
         for distance in (16, 8, 4, 2, 1):
             total = ieee.add(total, ieee.number(_other(ieee.bits(total), distance)))
         mean = ieee.divide(total, Float32(k))
@@ -302,6 +302,7 @@ class Quantise:
         codes, scales, _ = outputs
         fast_unit = (ieee.bits(g) >= EXACT_UNIT[0]) & (ieee.bits(g) <= EXACT_UNIT[1])
         sixth, by_unit = ieee.FastQuotients.by_constant(6.0), ieee.FastQuotients.by(g)
+        divisions = ieee.Quotients(Float32(6.0)), ieee.Quotients(g)
         limit = cute.arch.fmin(ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0)), Float32(LARGEST))
         row_codes = codes.toint() + place.row * (blocks * (BLOCK // 2))
         words_to = scales.toint() + place.scales
@@ -315,7 +316,6 @@ class Quantise:
             if fast_unit & (found.amax <= EXACT):
                 scale, low, high = self.quantised(found, g, sixth, by_unit, ieee.FastQuotients.by)
             else:
-                divisions = ieee.Quotients(Float32(6.0)), ieee.Quotients(g)
                 scale, low, high = self.quantised(found.finite(limit), g, *divisions, ieee.Quotients)
             if place.there & (block < blocks):
                 cute.arch.inline_ptx(
@@ -342,10 +342,11 @@ class Quantise:
             candidates.append(e2m1.scale_byte(by_unit.of(ieee.multiply(amax, Float32(0.25)))))
         elif self.method == "mse":
             candidates += [cutlass.max(largest - 1, Int32(0)), cutlass.min(largest + 1, Int32(0x7E))]
-        encoded = [e2m1.encode(block.magnitudes, s, g, quotients, len(candidates) > 1) for s in candidates]
+        fast = quotients is not ieee.Quotients  # otherwise fp32 may not hold squares
+        encoded = [e2m1.encode(block.magnitudes, s, g, quotients, len(candidates) > 1 and fast) for s in candidates]
         best = encoded[0]
         for other in encoded[1:]:
-            best = _chosen(e2m1.better(block.magnitudes, best, other), other, best)
+            best = _chosen(e2m1.better(block.magnitudes, best, other, fast), other, best)
         low, high = (word | signs for word, signs in zip(best.words, block.signs, strict=True))
         nothing = best.scale == 0
         return best.scale, *(Int32(cutlass.select_(nothing, Int32(0), word)) for word in (low, high))
@@ -354,8 +355,10 @@ class Quantise:
 def _chosen(which, first, second):
     """`first` where `which`, else `second`: two `e2m1.Encoded`."""
     a, b = (Int32(cutlass.select_(which, x, y)) for x, y in zip(first.words, second.words, strict=True))
-    restored = [Float32(cutlass.select_(which, x, y)) for x, y in zip(first.restored, second.restored, strict=True)]
-    return e2m1.Encoded(Int32(cutlass.select_(which, first.scale, second.scale)), [a, b], restored)
+    d = Float32(cutlass.select_(which, first.d, second.d))
+    compared = first.error is not None
+    error = Float32(cutlass.select_(which, first.error, second.error)) if compared else None
+    return e2m1.Encoded(Int32(cutlass.select_(which, first.scale, second.scale)), d, [a, b], error)
 
 
 def _other(word: Int32, distance: int) -> Int32:

@@ -1,8 +1,9 @@
 """Codes of 16 magnitudes under one block scale, on every architecture from sm_90 on.
 
-On E2M1's grid the code of a magnitude a is the integer nearest to min(2 a, a + 2, a / 2 + 4), at most 7, ties to even:
-the three lines are the grid's three steps, and the least of them is the one that a lies in. Adding 3 x 2^22, whose unit
-in the last place is 1, makes one rounding of line and integer. The inverse is max(c / 2, c - 2, 2 c - 8).
+On E2M1's grid the code of a magnitude a is the integer nearest to a line of three pieces: 4 u + 2 v + w with u = a / 2,
+v = a / 2 - 1 and w = a / 2 - 2, each kept within 0 to 1; the pieces are the grid's three steps. Ties go to even codes.
+The three differences are exact where they count, and adding 3 x 2^22, whose unit in the last place is 1, rounds each
+piece with its sum. The inverse is max(c / 2, c - 2, 2 c - 8).
 """
 
 from dataclasses import dataclass
@@ -24,13 +25,15 @@ class Encoded:
     """A block under one scale.
 
     Attributes:
-        scale: its E4M3 byte. words: codes, eight a word, without signs; anything where the scale is 0.
-        restored: 16 magnitudes as they are decoded, or none where nobody asks.
+        scale: its E4M3 byte. d: its value times the global scale.
+        words: codes, eight a word, without signs; anything where the scale is 0.
+        error: the sum of squared differences from what is decoded, fp32, or None where nobody asks.
     """
 
     scale: Int32
+    d: Float32
     words: list
-    restored: list
+    error: Float32 | None
 
 
 def scale_byte(v: Float32) -> Int32:
@@ -52,23 +55,22 @@ def scale_value(byte: Int32) -> Float32:
     )
 
 
-def encode(magnitudes: list, scale: Int32, unit: Float32, quotients, restore: bool) -> Encoded:
+def encode(magnitudes: list, scale: Int32, unit: Float32, quotients, compared: bool) -> Encoded:
     """`magnitudes` under the scale of this byte; `quotients` makes of a divisor what divides by it."""
     d = ieee.multiply(scale_value(scale), unit)
-    nothing = scale == 0
-    divide = quotients(Float32(cutlass.select_(nothing, Float32(1.0), d)))
+    divide = quotients(Float32(cutlass.select_(scale == 0, Float32(1.0), d)))
     integers = [_integer(divide.of(x)) for x in magnitudes]
     words = [_word(integers[i : i + 8]) for i in range(0, BLOCK, 8)]
-    restored = [ieee.multiply(_value(c), d) for c in integers] if restore else []
-    return Encoded(scale, words, restored)
+    error = ieee.tree(lambda i: _square(magnitudes[i], ieee.multiply(_value(integers[i]), d))) if compared else None
+    return Encoded(scale, d, words, error)
 
 
 def _integer(quotient: Float32) -> Float32:
     """The code and 3 x 2^22."""
     return cute.arch.inline_ptx(
-        "{\n.reg .f32 a, b, c;\nfma.rn.f32 a, {$r0}, 0f40000000, 0f4B400000;\nadd.rn.f32 b, {$r0}, 0f4B400002;\n"
-        "fma.rn.f32 c, {$r0}, 0f3F000000, 0f4B400004;\n"
-        "min.f32 a, a, b;\nmin.f32 a, a, c;\nmin.f32 {$w0}, a, 0f4B400007;\n}",
+        "{\n.reg .f32 u, v, w;\nmul.rn.sat.f32 u, {$r0}, 0f3F000000;\n"
+        "fma.rn.sat.f32 v, {$r0}, 0f3F000000, 0fBF800000;\nfma.rn.sat.f32 w, {$r0}, 0f3F000000, 0fC0000000;\n"
+        "fma.rn.f32 u, u, 0f40800000, 0f4B400000;\nfma.rn.f32 u, v, 0f40000000, u;\nadd.rn.f32 {$w0}, w, u;\n}",
         write_only_types=[Float32],
         read_only_args=[quotient],
     )
@@ -94,32 +96,34 @@ def _word(integers: list) -> Int32:
 
 
 @cute.jit
-def better(magnitudes, first, second) -> Boolean:
+def better(magnitudes, first, second, estimate):
     """Whether `second` restores with a smaller squared error than `first`, in fp64 and in the order of `ieee.tree`.
 
-    fp32 decides where its error cannot matter: it is at most 2^-20 of a sum.
+    With `estimate`, fp32 decides where its error cannot matter: it is at most 2^-20 of a sum.
     """
-    a, b = (_squares(magnitudes, each.restored) for each in (first, second))
-    largest = cute.arch.fmax(a, b)
-    difference = ieee.subtract(a, b)
-    smaller = difference > 0.0
-    sure = (cute.math.abs(difference) > ieee.multiply(largest, Float32(ENOUGH))) & (largest > Float32(TINY))
+    smaller, sure = Boolean(False), Boolean(False)
+    if cutlass.const_expr(estimate):
+        difference = ieee.subtract(first.error, second.error)
+        smaller = difference > 0.0
+        largest = cute.arch.fmax(first.error, second.error)
+        enough = ieee.multiply(largest, Float32(ENOUGH))
+        sure = (cute.math.abs(difference) > enough) & (largest > Float32(TINY))
     if not sure:
-        smaller = _squares64(magnitudes, second.restored) < _squares64(magnitudes, first.restored)
+        smaller = _error64(magnitudes, second) < _error64(magnitudes, first)
     return smaller
 
 
-def _squares(magnitudes: list, restored: list) -> Float32:
-    differences = [ieee.subtract(x, y) for x, y in zip(magnitudes, restored, strict=True)]
-    return ieee.tree([ieee.multiply(x, x) for x in differences])
+def _square(x: Float32, restored: Float32) -> Float32:
+    difference = ieee.subtract(x, restored)
+    return ieee.multiply(difference, difference)
 
 
-def _squares64(magnitudes: list, restored: list) -> Float64:
-    values = [_square64(x, y) for x, y in zip(magnitudes, restored, strict=True)]
-    while len(values) > 1:
-        half = len(values) // 2
-        values = [_add64(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
-    return values[0]
+def _error64(magnitudes: list, encoded: Encoded) -> Float64:
+    def square(i: int) -> Float64:
+        code = encoded.words[i // 8] >> i % 8 * 4 & 7
+        return _square64(magnitudes[i], ieee.multiply(_value(ieee.number(code + INTEGERS)), encoded.d))
+
+    return ieee.tree(square, _add64)
 
 
 def _square64(x: Float32, y: Float32) -> Float64:

@@ -33,12 +33,15 @@ def root(a: Float32) -> Float32:
     return _asm("sqrt.rn.f32 {$w0}, {$r0};", Float32, a)
 
 
-def tree(values: list) -> Float32:
-    """The sum of a power of two of numbers: the second half is added to the first, until one is left."""
-    while len(values) > 1:
-        half = len(values) // 2
-        values = [add(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
-    return values[0]
+def tree(leaf, plus=add, first: int = 0, apart: int = 1, count: int = 16):
+    """leaf(0) + ... + leaf(count - 1): those count / 2 apart first, then sums count / 4 apart, until one is left.
+
+    Depth first, so that few are alive at a time.
+    """
+    if apart == count:
+        return leaf(first)
+    low = tree(leaf, plus, first, 2 * apart, count)
+    return plus(low, tree(leaf, plus, first + apart, 2 * apart, count))
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class FastQuotients:
     @staticmethod
     def by(d: Float32) -> "FastQuotients":
         numbers = cute.arch.inline_ptx(
-            "div.rn.f32 {$w1}, 0f3F800000, {$r0};\nneg.f32 {$w0}, {$r0};\n"
+            "rcp.rn.f32 {$w1}, {$r0};\nneg.f32 {$w0}, {$r0};\n"
             "fma.rn.f32 {$w2}, {$w0}, {$w1}, 0f3F800000;\nmul.rn.f32 {$w2}, {$w2}, {$w1};",
             write_only_types=[Float32] * 3,
             read_only_args=[d],
