@@ -54,9 +54,7 @@ def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str
     return parts
 
 
-def compile_entry(
-    kernel: Any, entry: Entry, arch: str, what: str, problem: Problem | None = None
-) -> dict[str, bytes]:
+def compile_entry(kernel: Any, entry: Entry, arch: str, what: str, problem: Problem | None = None) -> dict[str, bytes]:
     """The parts of the artefact of a kernel that takes `entry`, whose types may be those of a problem.
 
     Raises: as `compile_function`.

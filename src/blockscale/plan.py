@@ -144,9 +144,7 @@ def _recipe(
     return store.origin(target, config, problem), build
 
 
-def _stored(
-    origin: Mapping[str, Any], build: Callable[[], Mapping[str, bytes]], kept: store.Store
-) -> store.Artefact:
+def _stored(origin: Mapping[str, Any], build: Callable[[], Mapping[str, bytes]], kept: store.Store) -> store.Artefact:
     key = store.key_of(origin)
     found = _look(key, kept)
     if found is not None:

@@ -114,7 +114,14 @@ class Quantise:
             tiles: of 8 rows of a matrix, those of the padding included. splits: CTAs that share a tile.
         """
         self.kernel(
-            x, (weight, eps), (groups, experts), (unit, divisor), (codes, scales, out_unit), (m, k), (ld, ld_matrix), tiles
+            x,
+            (weight, eps),
+            (groups, experts),
+            (unit, divisor),
+            (codes, scales, out_unit),
+            (m, k),
+            (ld, ld_matrix),
+            tiles,
         ).launch(
             grid=[matrices * tiles, splits, 1],
             block=[WARP * WARPS, 1, 1],
@@ -150,7 +157,9 @@ class Quantise:
         if cutlass.const_expr(self.before == "rms_norm"):
             factor = self.factor(x, place, matrix, warp, lane, m, k, words, strides, norm[1], smem)
         blocks = words * ATOM_BLOCKS
-        rounds = (blocks - split * self.blocks_at_once + splits * self.blocks_at_once - 1) // (splits * self.blocks_at_once)
+        rounds = (blocks - split * self.blocks_at_once + splits * self.blocks_at_once - 1) // (
+            splits * self.blocks_at_once
+        )
         block = place.block + split * self.blocks_at_once
         step = splits * self.blocks_at_once
         if cutlass.const_expr(self.stage == "amax"):
@@ -267,13 +276,14 @@ class Quantise:
         largest = Int32(0)
         for _ in cutlass.range(rounds, unroll=1):
             words = [rWords[i] for i in range(cute.size(rWords))]
+            self.load(rWords, row, weight, block + step, k, there)
+            if there & (block * BLOCK < k):
+                found = self.block(words, factor)
+                mine = found.amax
+                if mine >= INFINITE:
+                    mine = found.finite_amax()
+                largest = cutlass.max(largest, mine)
             block += step
-            self.load(rWords, row, weight, block, k, there)
-            found = self.block(words, factor)
-            mine = found.amax
-            if mine >= INFINITE:
-                mine = found.finite_amax()
-            largest = cutlass.max(largest, mine)
         largest = _largest(largest)
         if lane == 0:
             async_copies.store_fp32(smem + 4 * warp, ieee.number(largest))
@@ -311,13 +321,13 @@ class Quantise:
         for _ in cutlass.range(rounds, unroll=1):
             words = [rWords[i] for i in range(cute.size(rWords))]
             self.load(rWords, row, weight, block + step, k, place.there)
-            found = self.block(words, factor)
             scale, low, high = Int32(0), Int32(0), Int32(0)
-            if fast_unit & (found.amax <= EXACT):
-                scale, low, high = self.quantised(found, g, sixth, by_unit, ieee.FastQuotients.by)
-            else:
-                scale, low, high = self.quantised(found.finite(limit), g, *divisions, ieee.Quotients)
             if place.there & (block < blocks):
+                found = self.block(words, factor)
+                if fast_unit & (found.amax <= EXACT):
+                    scale, low, high = self.quantised(found, g, sixth, by_unit, ieee.FastQuotients.by)
+                else:
+                    scale, low, high = self.quantised(found.finite(limit), g, *divisions, ieee.Quotients)
                 cute.arch.inline_ptx(
                     "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
                     read_only_args=[row_codes + block * (BLOCK // 2), low, high],

@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     values = x.float()
     k = values.shape[-1]
     padded = torch.nn.functional.pad(values, (0, round_up(k, BLOCK * _LANES) - k))
-    sums = _tree((padded * padded).unflatten(-1, (-1, _LANES, BLOCK)))
+    sums = _tree((padded * padded).reshape(*x.shape[:-1], padded.shape[-1] // (BLOCK * _LANES), _LANES, BLOCK))
     total = torch.zeros_like(sums[..., 0, :])
     for i in range(sums.shape[-2]):
         total = total + sums[..., i, :]

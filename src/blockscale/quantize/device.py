@@ -181,7 +181,7 @@ class _Call:
     divisor: float
 
     def run(self, variant: Variant, tiles: int, *, unit: Tensor, **outputs: Tensor) -> None:
-        """Launch a kernel; `unit` is the global scale or the largest magnitude. Outputs that are not given are unused."""
+        """Launch a kernel; `unit` is the global scale or the largest magnitude. It has the outputs that are given."""
         rows, launcher = self.rows, self.launcher
         chunks = -(-layouts.blocks(self.k) // BLOCKS)
         wanted = -(-WAVES * launcher.target.sms // (rows.matrices * tiles))
@@ -233,4 +233,5 @@ def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
     from blockscale.compile import compile_entry
     from blockscale.kernels.quantise import Quantise
 
-    return compile_entry(Quantise(**asdict(variant)), variant.entry, target.arch, f"quantise, {variant}")
+    kernel = Quantise(**asdict(variant))  # type: ignore[no-untyped-call]
+    return compile_entry(kernel, variant.entry, target.arch, f"quantise, {variant}")

@@ -19,8 +19,7 @@ _VECTOR = (
     "@there ld.global.nc.L2::256B.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];\n}"
 )
 _WORD = (
-    "{\n.reg .pred there;\nsetp.gt.s32 there, {$r1}, 0;\nmov.b32 {$w0}, 0;\n"
-    "@there ld.global.nc.b32 {$w0}, [{$r0}];\n}"
+    "{\n.reg .pred there;\nsetp.gt.s32 there, {$r1}, 0;\nmov.b32 {$w0}, 0;\n@there ld.global.nc.b32 {$w0}, [{$r0}];\n}"
 )
 _HALVES = (
     "{\n.reg .pred one, two;\n.reg .b16 low, high;\nsetp.gt.s32 one, {$r1}, 0;\nsetp.gt.s32 two, {$r1}, 1;\n"
@@ -84,7 +83,8 @@ class Loader:
         if self.dtype == "bf16":
             return ieee.number(word << 16), ieee.number(word & Int32(-65536))
         return cute.arch.inline_ptx(
-            "{\n.reg .b16 low, high;\nmov.b32 {low, high}, {$r0};\ncvt.f32.f16 {$w0}, low;\ncvt.f32.f16 {$w1}, high;\n}",
+            "{\n.reg .b16 low, high;\nmov.b32 {low, high}, {$r0};\n"
+            "cvt.f32.f16 {$w0}, low;\ncvt.f32.f16 {$w1}, high;\n}",
             write_only_types=[Float32] * 2,
             read_only_args=[word],
         )
@@ -155,7 +155,9 @@ class Block:
 
 def _signs(words: list) -> Int32:
     """Of eight fp32 numbers, each where its code has it: the highest bit of four."""
-    even, odd = (_permute(_permute(w[0], w[2], 0x73), _permute(w[4], w[6], 0x73), 0x5410) for w in (words, words[1:] + words[:1]))
+    even, odd = (
+        _permute(_permute(w[0], w[2], 0x73), _permute(w[4], w[6], 0x73), 0x5410) for w in (words, words[1:] + words[:1])
+    )
     return _placed(even, odd)
 
 

@@ -136,6 +136,4 @@ def _square64(x: Float32, y: Float32) -> Float64:
 
 
 def _add64(a: Float64, b: Float64) -> Float64:
-    return cute.arch.inline_ptx(
-        "add.rn.f64 {$w0}, {$r0}, {$r1};", write_only_types=[Float64], read_only_args=[a, b]
-    )
+    return cute.arch.inline_ptx("add.rn.f64 {$w0}, {$r0}, {$r1};", write_only_types=[Float64], read_only_args=[a, b])

@@ -13,6 +13,4 @@ INTEGERS = 1.5 * 2.0**23
 LOG2_E = float.fromhex("0x1.715476p+0")
 LN2_HIGH = float.fromhex("0x1.62ep-1")
 LN2_LOW = float.fromhex("0x1.0bfbe8p-15")
-POLYNOMIAL = tuple(
-    map(float.fromhex, ("0x1p-1", "0x1.5554dcp-3", "0x1.55551ap-5", "0x1.120b72p-7", "0x1.6d110ep-10"))
-)
+POLYNOMIAL = tuple(map(float.fromhex, ("0x1p-1", "0x1.5554dcp-3", "0x1.55551ap-5", "0x1.120b72p-7", "0x1.6d110ep-10")))

@@ -25,8 +25,7 @@ def silu_and_mul(gate: Float32, up: Float32) -> Float32:
 def _bounded(gate: Float32) -> Float32:
     """-gate, as far as the exponential goes; NaN stays NaN."""
     return cute.arch.inline_ptx(
-        "{\n.reg .f32 z;\nneg.f32 z, {$r0};\n"
-        "max.NaN.f32 z, z, {$r1};\nmin.NaN.f32 {$w0}, z, {$r2};\n}",
+        "{\n.reg .f32 z;\nneg.f32 z, {$r0};\nmax.NaN.f32 z, z, {$r1};\nmin.NaN.f32 {$w0}, z, {$r2};\n}",
         write_only_types=[Float32],
         read_only_args=[gate, Float32(LEAST), Float32(MOST)],
     )
