@@ -104,7 +104,7 @@ def loaded(launcher: Launcher, origin: Mapping[str, Any], build: Callable[[], Ma
     """
     known = type(launcher), store.key_of(origin)
     if known not in _functions:
-        _functions[known] = launcher.load(_stored(origin, build, store.default_store()))
+        _functions[known] = launcher.load(stored(origin, build, store.default_store()))
     return _functions[known]
 
 
@@ -128,7 +128,7 @@ def artefact(problem: Problem, target: Target, config: Config, kept: store.Store
     Raises:
         CompilerMissing, CompileError.
     """
-    return _stored(*_recipe(problem, target, config), kept)
+    return stored(*_recipe(problem, target, config), kept)
 
 
 def _recipe(
@@ -144,7 +144,8 @@ def _recipe(
     return store.origin(target, config, problem), build
 
 
-def _stored(origin: Mapping[str, Any], build: Callable[[], Mapping[str, bytes]], kept: store.Store) -> store.Artefact:
+def stored(origin: Mapping[str, Any], build: Callable[[], Mapping[str, bytes]], kept: store.Store) -> store.Artefact:
+    """The artefact of this origin, from the store or else as `build` compiles it. Raises: as `artefact`."""
     key = store.key_of(origin)
     found = _look(key, kept)
     if found is not None:

@@ -313,7 +313,6 @@ class Quantise:
         fast_unit = (ieee.bits(g) >= EXACT_UNIT[0]) & (ieee.bits(g) <= EXACT_UNIT[1])
         sixth, by_unit = ieee.FastQuotients.by_constant(6.0), ieee.FastQuotients.by(g)
         divisions = ieee.Quotients(Float32(6.0)), ieee.Quotients(g)
-        limit = cute.arch.fmin(ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0)), Float32(LARGEST))
         row_codes = codes.toint() + place.row * (blocks * (BLOCK // 2))
         words_to = scales.toint() + place.scales
         rWords = self.registers()
@@ -327,7 +326,9 @@ class Quantise:
                 if fast_unit & (found.amax <= EXACT):
                     scale, low, high = self.quantised(found, g, sixth, by_unit, ieee.FastQuotients.by)
                 else:
-                    scale, low, high = self.quantised(found.finite(limit), g, *divisions, ieee.Quotients)
+                    most = ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0))  # that the scale can hold
+                    bounded = found.finite(cute.arch.fmin(most, Float32(LARGEST)))
+                    scale, low, high = self.quantised(bounded, g, *divisions, ieee.Quotients)
                 cute.arch.inline_ptx(
                     "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
                     read_only_args=[row_codes + block * (BLOCK // 2), low, high],

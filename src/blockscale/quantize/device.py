@@ -219,6 +219,15 @@ def _function(launcher: Launcher, variant: Variant) -> Function:
     return _functions[known]
 
 
+def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:
+    """The compiled kernel, from a store, or put there: for a machine without the compiler.
+
+    Raises:
+        CompilerMissing, CompileError: it has to be compiled and cannot be.
+    """
+    return plan.stored(origin(target, variant), functools.partial(build, target, variant), kept)
+
+
 def origin(target: Target, variant: Variant) -> dict[str, Any]:
     """What decides the kernel's code, for the store."""
     return store.origin_of(target, KERNEL, variant.entry, quantiser=asdict(variant))

@@ -1,5 +1,13 @@
-"""What the quantiser's tests share: data, GPUs to emulate, and the comparison with the CPU's bits."""
+"""What the quantiser's tests share: data, GPUs to emulate, and the comparison with the CPU's bits.
 
+    python tests/blockscale/quantise/quantised.py GPU DIR
+
+fills a store with the kernels of test_quantise_gpu.py and benchmarks/quantize.py where the compiler is, for a machine
+that has none: some 90 kernels, 3 s each.
+"""
+
+import itertools
+import sys
 from functools import cache
 
 import numpy as np
@@ -9,7 +17,9 @@ import blockscale as bs
 import ptxemu
 from blockscale.launch import emulated
 from blockscale.launch.emulated import EmulatedLauncher
-from blockscale.problem import Target
+from blockscale.problem import Target, target_named
+from blockscale.quantize import device
+from blockscale.store import Store
 
 CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0), "sm_103a": (10, 3), "sm_120a": (12, 0), "sm_121a": (12, 1)}
 
@@ -87,3 +97,27 @@ def special():
     x[5] *= 1e-40
     x[7, :16], x[7, 20], x[8, 33] = -float("inf"), 3e38, -1e-45
     return x
+
+
+def variants():
+    """The kernels that the tests for a GPU and the benchmark take."""
+    both = (True, False)
+    dtypes, methods, layouts = ("bf16", "fp16", "fp32"), ("rtn", "four_over_six", "mse"), ("linear", "128x4")
+    for how in itertools.product(dtypes, methods, layouts, both, (None,), (None,), both):
+        yield device.Variant("codes", *how)
+    for dtype, vectors in itertools.product(dtypes, both):
+        yield device.Variant("amax", dtype, "rtn", "linear", False, None, None, vectors)
+    yield device.Variant("codes", "bf16", "rtn", "128x4-grouped", True, None, None, True)
+    yield device.Variant("codes", "fp32", "rtn", "128x4-grouped", True, None, None, True)
+    for dtype in ("bf16", "fp32"):
+        before = [("silu_and_mul", None, "rtn", "128x4"), ("rms_norm", dtype, "rtn", "128x4")]
+        before += [("rms_norm", "fp32", "four_over_six", "linear"), ("rms_norm", "fp32", "rtn", "128x4")]
+        for name, weight, method, layout in before:
+            yield device.Variant("codes", dtype, method, layout, True, name, weight, True)
+            yield device.Variant("codes", dtype, method, layout, False, name, weight, True)
+            yield device.Variant("amax", dtype, "rtn", "linear", False, name, weight, True)
+
+
+if __name__ == "__main__":
+    for variant in dict.fromkeys(variants()):
+        print(device.artefact(target_named(sys.argv[1]), variant, Store(sys.argv[2])).key, variant, flush=True)

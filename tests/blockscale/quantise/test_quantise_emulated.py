@@ -1,4 +1,4 @@
-"""The quantiser's kernels on software GPUs, strict: the bits of the CPU. The same comparison as in test_quantise_gpu.py."""
+"""The quantiser's kernels on software GPUs, strict: the bits of the CPU, compared as in test_quantise_gpu.py."""
 
 import re
 
