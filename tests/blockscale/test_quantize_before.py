@@ -1,5 +1,6 @@
 """What numbers go through before they are quantised: near the exact value, the same bits in any batch, refusals."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,22 @@ def test_rms_norm_is_near_the_exact_one():
     wide = x.double()
     exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     assert bool(((found - exact).abs() <= 2.0**-20 * exact.abs()).all())
+
+
+def test_rms_norm_rounds_as_numpy_does():
+    """In a second writing of the same order; numpy's root is IEEE's."""
+    x, weight = random(200, 520) * 3, random(520, seed=1)
+    numbers = np.zeros((200, 1024), np.float32)
+    numbers[:, :520] = x.numpy()
+    sums = (numbers * numbers).reshape(200, 2, 32, 16)
+    for half in (8, 4, 2, 1):
+        sums = sums[..., :half] + sums[..., half:]
+    total = sums[:, 0, :, 0] + sums[:, 1, :, 0]
+    for half in (16, 8, 4, 2, 1):
+        total = total[:, :half] + total[:, half:]
+    inverse = np.float32(1) / np.sqrt(total / np.float32(520) + np.float32(1e-6))
+    expected = (x.numpy() * inverse) * weight.numpy()
+    assert np.array_equal(before.rms_norm(x, weight, 1e-6).numpy(), expected)
 
 
 def test_a_rows_norm_depends_on_nothing_else():

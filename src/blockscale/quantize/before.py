@@ -40,7 +40,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     for i in range(sums.shape[-2]):
         total = total + sums[..., i, :]
     mean = _tree(total) / float(k)
-    inverse = 1.0 / (mean + torch.tensor(eps, dtype=torch.float32, device=x.device)).sqrt()
+    # Of a double, since torch's fp32 root is not always the nearest; a double's is near enough to round to that.
+    root = (mean + torch.tensor(eps, dtype=torch.float32, device=x.device)).double().sqrt().float()
+    inverse = 1.0 / root
     return (values * inverse.unsqueeze(-1)) * weight.float()
 
 
