@@ -44,16 +44,23 @@ def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str
     """
     family = families.of(target)
     kernel = family.kernel(problem, target, config)
-    _check_entry(kernel, family.ENTRY)
-    arguments = traced_arguments(family.ENTRY, problem)
     what = f"{config}, {problem.out_dtype}"
-    parts = compile_function(kernel, arguments, target.arch, what)
+    parts = compile_entry(kernel, family.ENTRY, target.arch, what, problem)
     if config.pdl and (early := family.premature(config, before_the_wait(parts["ptx"].decode()))):
         raise CompileError(
             f"{what} for {target.arch}: it may start before the kernel ahead of it has ended, and yet "
             f"{early[0]!r} touches global memory before griddepcontrol.wait"
         )
     return parts
+
+
+def compile_entry(kernel: Any, entry: Entry, arch: str, what: str, problem: Problem | None = None) -> dict[str, bytes]:
+    """The parts of the artefact of a kernel that takes `entry`, whose types may be those of a problem.
+
+    Raises: as `compile_function`.
+    """
+    _check_entry(kernel, entry)
+    return compile_function(kernel, traced_arguments(entry, problem), arch, what)
 
 
 def check_compiler() -> None:
@@ -143,7 +150,7 @@ def link(host_object: Path) -> dict[str, bytes] | None:
         return {"library": library.read_bytes()}
 
 
-def traced_arguments(entry: Entry, problem: Problem) -> list[Any]:
+def traced_arguments(entry: Entry, problem: Problem | None) -> list[Any]:
     """What a kernel's `__call__` is traced with: the types of the entry's arguments, no addresses and no sizes."""
     import cutlass
     from cutlass import cute
@@ -159,7 +166,8 @@ def traced_arguments(entry: Entry, problem: Problem) -> list[Any]:
         "fp64": cutlass.Float64,
     }
     types["nvfp4"] = types["uint8"]  # codes
-    types |= {f"problem.{name}": types[getattr(problem, name) or "fp32"] for name in ("a", "bias", "out_dtype")}
+    if problem is not None:
+        types |= {f"problem.{name}": types[getattr(problem, name) or "fp32"] for name in ("a", "bias", "out_dtype")}
     pointers = [
         make_ptr(types[kind], 0, cute.AddressSpace.gmem, assumed_align=align or types[kind].width // 8)
         for kind, align in entry.pointers.values()

@@ -40,6 +40,9 @@ def _(call: SimpleNamespace) -> tuple[Tensor, Tensor, Tensor]:
         layout=call.layout,
         group_sizes=call.group_sizes,
         nonfinite=call.nonfinite,
+        activation=call.activation,
+        norm=call.norm,
+        eps=call.eps,
     )
     return q.codes, q.scales.view(torch.uint8), q.global_scale
 

@@ -30,7 +30,7 @@ _OUT = "Tensor(a!) out"
 
 SCHEMAS = {
     "quantize": "(Tensor x, str method, Tensor? global_scale, float? multiplier, str layout, Tensor? group_sizes, "
-    "str nonfinite) -> (Tensor codes, Tensor scales, Tensor global_scale)",
+    "str nonfinite, str? activation, Tensor? norm, float eps) -> (Tensor codes, Tensor scales, Tensor global_scale)",
     "fake_quantize": "(Tensor x, Tensor? global_scale) -> Tensor",
     "dequantize": f"({_OPERAND.format('t')}, SymInt k, ScalarType dtype) -> Tensor",
     "gemm": f"({_PAIR}, {_EPILOGUE}, {_HOW}) -> Tensor",
@@ -156,11 +156,12 @@ def _fake(operator: str) -> Callable[[Callable[[SimpleNamespace], Any]], None]:
 def _(call: SimpleNamespace) -> tuple[Tensor, Tensor, Tensor]:
     x, groups = call.x, None if call.group_sizes is None else call.group_sizes.shape[0]
     *batch, rows, k = x.shape
+    k = k if call.activation is None else k // 2
     packed = call.layout == FRAGMENT
     codes = fragment.shape(batch, rows, blocks(k)) if packed else (*batch, rows, round_up(k, K_ALIGN) // 2)
     return (
         x.new_empty(codes, dtype=torch.uint8),
-        x.new_empty(scale_shape(x.shape, call.layout, groups), dtype=torch.uint8),
+        x.new_empty(scale_shape((*batch, rows, k), call.layout, groups), dtype=torch.uint8),
         x.new_empty((), dtype=torch.float32),
     )
 

@@ -94,10 +94,17 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
 
 def _function(problem: Problem, launcher: Launcher, config: Config) -> Function:
     """The loaded kernel."""
-    key = store.key_of(store.origin(launcher.target, config, problem))
-    known = type(launcher), key
+    return loaded(launcher, *_recipe(problem, launcher.target, config))
+
+
+def loaded(launcher: Launcher, origin: Mapping[str, Any], build: Callable[[], Mapping[str, bytes]]) -> Function:
+    """The function of the kernel that has this origin, from the store, or else as `build` compiles it.
+
+    Raises: as `artefact`.
+    """
+    known = type(launcher), store.key_of(origin)
     if known not in _functions:
-        _functions[known] = launcher.load(artefact(problem, launcher.target, config, store.default_store()))
+        _functions[known] = launcher.load(stored(origin, build, store.default_store()))
     return _functions[known]
 
 
@@ -121,17 +128,34 @@ def artefact(problem: Problem, target: Target, config: Config, kept: store.Store
     Raises:
         CompilerMissing, CompileError.
     """
-    origin = store.origin(target, config, problem)
+    return stored(*_recipe(problem, target, config), kept)
+
+
+def _recipe(
+    problem: Problem, target: Target, config: Config
+) -> tuple[Mapping[str, Any], Callable[[], Mapping[str, bytes]]]:
+    """A product's kernel: its origin, and what compiles it."""
+
+    def build() -> Mapping[str, bytes]:
+        from blockscale.compile import compile_kernel
+
+        return compile_kernel(target, config, problem)
+
+    return store.origin(target, config, problem), build
+
+
+def stored(origin: Mapping[str, Any], build: Callable[[], Mapping[str, bytes]], kept: store.Store) -> store.Artefact:
+    """The artefact of this origin, from the store or else as `build` compiles it. Raises: as `artefact`."""
     key = store.key_of(origin)
     found = _look(key, kept)
     if found is not None:
         return found
-    from blockscale.compile import check_compiler, compile_kernel
+    from blockscale.compile import check_compiler
 
     check_compiler()
     with kept.lock(key):
         found = _look(key, kept)  # another process may have been faster
-        return found or _keep(origin, compile_kernel(target, config, problem), kept)
+        return found or _keep(origin, build(), kept)
 
 
 def _look(key: str, kept: store.Store) -> store.Artefact | None:

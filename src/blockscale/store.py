@@ -33,6 +33,7 @@ from typing import Any
 
 from blockscale import families
 from blockscale.config import Config
+from blockscale.entry import Entry
 from blockscale.problem import Problem, Target
 
 COMPILER = "4.8.1"  # of nvidia-cutlass-dsl: the one version that kernels are compiled with
@@ -65,21 +66,31 @@ class Artefact:
 def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
     """Every input that decides a kernel's code: no size of the problem, no address, nothing of this process."""
     family, code = families.of(target), families.code(config, target)
+    return origin_of(
+        target,
+        family.KERNEL,
+        family.ENTRY,
+        smem=target.smem,
+        config={name: list(value) if isinstance(value, tuple) else value for name, value in code.items()},
+        a=problem.a,
+        b=problem.b,
+        out_dtype=problem.out_dtype,
+        bias=problem.bias,
+        activation=problem.activation,
+    )
+
+
+def origin_of(target: Target, kernel: str, entry: Entry, **fields: Any) -> dict[str, Any]:
+    """Likewise for any kernel: its module, its arguments, and what else decides its code, as JSON has it."""
     return {
         "format": FORMAT,
         "function": FUNCTION,
         "compiler": COMPILER,
         "machine": platform.machine(),  # of the host code
-        "sources": sources(family.KERNEL),
-        "entry": family.ENTRY.table(),
+        "sources": sources(kernel),
+        "entry": entry.table(),
         "arch": target.arch,
-        "smem": target.smem,
-        "config": {name: list(value) if isinstance(value, tuple) else value for name, value in code.items()},
-        "a": problem.a,
-        "b": problem.b,
-        "out_dtype": problem.out_dtype,
-        "bias": problem.bias,
-        "activation": problem.activation,
+        **fields,
     }
 
 

@@ -3,13 +3,17 @@ on nothing but its 16 values and the global scale."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from blockscale import ops, threads
 from blockscale.formats import e2m1, e4m3, layouts
-from blockscale.formats.layouts import BLOCK, GROUPED, K_ALIGN, LINEAR, round_up
+from blockscale.formats.layouts import BLOCK, FRAGMENT, GROUPED, K_ALIGN, LINEAR, round_up
+from blockscale.plan import Launcher
+from blockscale.quantize import before, device
 from blockscale.quantize.methods import METHODS, Method
 from blockscale.tensor import (
     FLOAT_DTYPES,
@@ -36,12 +40,20 @@ def quantize(
     group_sizes: Tensor | None = None,
     nonfinite: str = "error",
     seed: int | None = None,
+    activation: str | None = None,
+    norm: Tensor | None = None,
+    eps: float = 1e-6,
 ) -> NVFP4Tensor:
     """Quantise `x` to NVFP4; the result carries no gradient, also where `x` requires one. A block's bits depend on its
-    values and the global scale alone, not on the batch around it, the strides or the number of threads.
+    values and the global scale alone, not on the batch around it, the strides, the number of threads or the device.
+
+    On a GPU, or inside `emulated`, a kernel does it, without waiting for the GPU. A GPU's values are not looked at:
+    neither those of `global_scale` and `group_sizes` nor, under nonfinite="error", those of `x`, which then count as
+    under "saturate".
 
     Args:
-        x: (..., M, K), fp32, bf16 or fp16, on the CPU, any strides. M >= 0, K >= 1.
+        x: (..., M, K), fp32, bf16 or fp16, on the CPU or a GPU with kernels, any strides; copied where elements of a
+            row have gaps or matrices are not evenly apart. M >= 0, K >= 1.
         method: "rtn" (round to nearest), "four_over_six" (each block scaled to 6 or to 4, by squared error) or "mse"
             (nearest E4M3 scale or one of its neighbours, by squared error).
         global_scale: a positive multiplier of at least 2^-126 (float or fp32 tensor of one element). By default
@@ -51,6 +63,9 @@ def quantize(
         nonfinite: "error" refuses NaN and infinity; "saturate" takes NaN as 0 and ±infinity as the largest magnitude
             that the global scale can hold; neither counts in amax(x).
         seed: reserved for stochastic methods, of which there is none; must be None.
+        activation: "silu_and_mul": `x` is (..., M, 2 K), and silu of its first half times its second is quantised.
+        norm: (K,), fp32, bf16 or fp16, on the device of `x`: the weight of an RMS norm that rows go through first, with
+            `eps`. Both are computed in fp32 and not rounded to the dtype of `x` (docs/format.md); one at a time.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed; for NaN or infinity its coordinate.
@@ -58,13 +73,21 @@ def quantize(
     Source: docs/format.md. Every division is IEEE fp32, round to nearest even; no reciprocals, no flush to zero.
     """
     _check_arguments(x, method, layout, nonfinite, seed)
+    _check_before(x, activation, norm, eps)
     groups = _groups_for(x, layout, group_sizes)
-    if ops.must_trace(x, global_scale, groups):
+    if ops.must_trace(x, global_scale, groups, norm):
         given = (global_scale, None) if isinstance(global_scale, Tensor) else (None, global_scale)
-        codes, scales, unit = torch.ops.blockscale.quantize(x.detach(), method, *given, layout, groups, nonfinite)
+        how = layout, groups, nonfinite, activation, norm, eps
+        codes, scales, unit = torch.ops.blockscale.quantize(x.detach(), method, *given, *how)
         offsets = None if groups is None else layouts.scale_offsets(groups)
-        return NVFP4Tensor(codes, scales.view(torch.float8_e4m3fn), unit, layout, x.shape, groups, offsets)
+        shape = x.shape if activation is None else torch.Size((*x.shape[:-1], x.shape[-1] // 2))
+        return NVFP4Tensor(codes, scales.view(torch.float8_e4m3fn), unit, layout, shape, groups, offsets)
     with threads.exact_arithmetic():
+        launcher = device.launcher_for(x.device)
+        if launcher is not None:
+            of_kernel = {"method": method, "groups": groups, "norm": norm, "eps": eps, "activation": activation}
+            return _by_kernel(launcher, x.detach(), global_scale, layout, nonfinite, of_kernel)
+        x = before.apply(x.detach(), activation, norm, eps)
         # One copy where rows of a batch do not lie in a regular grid; a matrix never needs it.
         rows = x.detach() if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
         unit = _global_scale(global_scale, _finite_amax(rows, x.shape, nonfinite), method)
@@ -78,6 +101,28 @@ def quantize(
         batch = x.shape[:-1]
         codes, scales = codes.view(*batch, codes.shape[-1]), scales.view(*batch, scales.shape[-1])
         return NVFP4Tensor(codes, scales, unit, LINEAR, x.shape).with_layout(layout, groups)
+
+
+def _by_kernel(
+    launcher: Launcher,
+    x: Tensor,
+    global_scale: float | Tensor | None,
+    layout: str,
+    nonfinite: str,
+    options: dict[str, Any],
+) -> NVFP4Tensor:
+    """`quantize` by kernels, with `options` of `device.quantise`."""
+    activation, groups = options["activation"], options["groups"]
+    if x.device.type == "cpu" and nonfinite == "error":
+        values = before.apply(x, activation, options["norm"], options["eps"])
+        _finite_amax(values.reshape(-1, values.shape[-1]), values.shape, nonfinite)
+    unit = None if global_scale is None else _given_global_scale(global_scale, x.device)
+    written = LINEAR if layout == FRAGMENT else layout
+    codes, scales, unit = device.quantise(launcher, x, unit, layout=written, **options)
+    offsets = None if groups is None else layouts.scale_offsets(groups)
+    shape = x.shape if activation is None else torch.Size((*x.shape[:-1], x.shape[-1] // 2))
+    made = NVFP4Tensor(codes, scales, unit, written, shape, groups, offsets)
+    return made.with_layout(layout) if layout == FRAGMENT else made
 
 
 def quantize_into(x: Tensor, out: NVFP4Tensor) -> None:
@@ -230,12 +275,48 @@ def global_scale_for(amax: Tensor, method: str = "rtn") -> Tensor:
 def _global_scale(given: float | Tensor | None, amax: Tensor, method: str) -> Tensor:
     if given is None:
         return global_scale_for(amax, method)
-    unit = as_global_scale(given, amax.device)
+    return _given_global_scale(given, amax.device).clone()
+
+
+def _given_global_scale(given: float | Tensor, device: torch.device) -> Tensor:
+    """fp32 () on `device`: the memory of a tensor that is given, whose value is looked at on the CPU alone."""
+    if device.type != "cpu" and not isinstance(given, Tensor):
+        # Filled, since a copy from the host could not be captured in a CUDA graph.
+        value = as_global_scale(given, torch.device("cpu"))
+        _check_global_scale(value)
+        return torch.full((), float(value), dtype=torch.float32, device=device)
+    unit = as_global_scale(given, device)
+    if device.type == "cpu":
+        _check_global_scale(unit)
+    return unit
+
+
+def _check_global_scale(unit: Tensor) -> None:
     if not SMALLEST_GLOBAL_SCALE <= float(unit) <= LARGEST_GLOBAL_SCALE:
         raise ValueError(
             f"global_scale: {float(unit)}, expected a multiplier from 2^-126 to {LARGEST_GLOBAL_SCALE:.4g}"
         )
-    return unit.clone()
+
+
+def _check_before(x: Tensor, activation: str | None, norm: Tensor | None, eps: float) -> None:
+    if activation is not None:
+        if activation != before.SILU_AND_MUL:
+            raise ValueError(f"activation: {activation!r}, expected None or {before.SILU_AND_MUL!r}")
+        if norm is not None:
+            raise ValueError(f"norm: given, but it does not go with activation={activation!r}")
+        if x.shape[-1] % 2:
+            raise ValueError(f"x: last dimension {x.shape[-1]}, expected 2 K for activation={activation!r}")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps: {type(eps).__name__}, expected a float")
+    if not 0 <= eps <= 1:
+        raise ValueError(f"eps: {eps}, expected 0 to 1")
+    if norm is None:
+        return
+    if not isinstance(norm, Tensor) or norm.dtype not in FLOAT_DTYPES:
+        got = f"dtype {norm.dtype}" if isinstance(norm, Tensor) else type(norm).__name__
+        raise TypeError(f"norm: {got}, expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}")
+    if norm.shape != x.shape[-1:] or norm.device != x.device:
+        raise ValueError(f"norm: shape {tuple(norm.shape)} on {norm.device}, expected ({x.shape[-1]},) on {x.device}")
 
 
 def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: int | None) -> None:
@@ -247,8 +328,8 @@ def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: 
         raise ValueError(f"x: shape {tuple(x.shape)}, expected at least 2 dimensions (..., M, K)")
     if x.shape[-1] < 1:
         raise ValueError(f"x: K = {x.shape[-1]}, expected at least 1")
-    if x.device.type != "cpu":
-        raise ValueError(f"x: on {x.device}; this version quantises on the CPU (the result moves with .to())")
+    if x.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"x: on {x.device}; this version quantises on the CPU and on CUDA GPUs")
     if x.layout != torch.strided:
         raise TypeError(f"x: layout {x.layout}, expected a dense tensor")
     if not isinstance(method, str) or method not in METHODS:

@@ -1,0 +1,246 @@
+"""Quantising by a GPU's kernel, or the software GPU's: tensors in, launches, tensors out.
+
+Nothing is waited for and no value is looked at: a dynamic global scale goes from the first kernel to the second on the
+device, so that a call can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale import plan, store
+from blockscale.entry import Entry, Pointer
+from blockscale.formats import layouts
+from blockscale.formats.layouts import ATOMS, GROUPED, K_ALIGN, LINEAR, ROW_ALIGN, round_up
+from blockscale.launch import cuda, emulated
+from blockscale.plan import Function, Launcher
+from blockscale.problem import TARGETS, Target, target_of_capability
+from blockscale.quantize.before import SILU_AND_MUL
+from blockscale.quantize.methods import METHODS
+
+KERNEL = "blockscale.kernels.quantise"
+ROWS, BLOCKS = 8, 32  # of rows and of blocks along k that a CTA takes at a time
+WAVES = 16  # CTAs a multiprocessor that a launch is cut into, where there is as much
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What decides a kernel's code: the arguments of `kernels.quantise.Quantise`."""
+
+    stage: str
+    dtype: str
+    method: str
+    layout: str
+    dynamic: bool
+    before: str | None
+    weight: str | None
+    vectors: bool
+
+    @functools.cached_property
+    def entry(self) -> Entry:
+        pointers = {
+            "x": Pointer(self.dtype),
+            "weight": Pointer(self.weight or "fp32"),
+            "groups": Pointer("int32"),
+            "unit": Pointer("fp32"),
+            "codes": Pointer("uint8", 16),
+            "scales": Pointer("uint8", 16),
+            "out_unit": Pointer("fp32"),
+        }
+        return Entry(
+            pointers,
+            dict.fromkeys(("eps", "divisor"), "fp64")
+            | dict.fromkeys(("matrices", "m", "k"), "int32")
+            | dict.fromkeys(("ld", "ld_matrix"), "int64")
+            | dict.fromkeys(("experts", "tiles", "splits"), "int32"),
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """(matrices, m, width) of `tensor`, rows `ld` and matrices `ld_matrix` elements apart, each row dense."""
+
+    tensor: Tensor
+    matrices: int
+    m: int
+    ld: int
+    ld_matrix: int
+
+    @staticmethod
+    def of(x: Tensor, one_matrix: bool) -> Rows:
+        """Of (..., M, width). A copy where elements of a row have gaps, or matrices are not evenly apart."""
+        *batch, m, width = x.shape
+        matrices = math.prod(batch)
+        if one_matrix:
+            matrices, m = 1, matrices * m
+        dense = x if x.stride(-1) == 1 or width == 1 else x.contiguous()
+        rows = dense.reshape(matrices, m, width)
+        by_matrix, by_row, _ = rows.stride()
+        return Rows(rows, matrices, m, by_row if m > 1 else width, by_matrix if matrices > 1 else m * width)
+
+    @property
+    def bytes(self) -> int:
+        """From the first to the last one."""
+        elements = (self.matrices - 1) * self.ld_matrix + (self.m - 1) * self.ld + self.tensor.shape[-1]
+        return elements * self.tensor.element_size()
+
+    def in_vectors(self, k: int) -> bool:
+        """Whether rows, and the parts of k of them, begin at multiples of 16 bytes."""
+        size = self.tensor.element_size()
+        lengths = self.tensor.data_ptr(), k * size, self.ld * size, self.ld_matrix * size
+        return not any(length % 16 for length in lengths)
+
+
+def launcher_for(device: torch.device) -> Launcher | None:
+    """What launches for tensors on `device`; None is the CPU without an emulator around the caller.
+
+    Raises:
+        ValueError: there are no kernels for that device.
+    """
+    if device.type == "cpu":
+        return emulated.active()
+    if device.type != "cuda":
+        raise ValueError(f"x: on {device}; this version quantises on the CPU and on CUDA GPUs")
+    capability = torch.cuda.get_device_capability(device)
+    target = target_of_capability(capability)
+    if target is None:
+        kinds = ", ".join(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS)
+        found = ".".join(map(str, capability))
+        raise ValueError(f"x: on {device} of compute capability {found}; kernels are compiled for {kinds}")
+    return cuda.launcher(target, device)
+
+
+def quantise(
+    launcher: Launcher,
+    x: Tensor,
+    unit: Tensor | None,
+    *,
+    method: str,
+    layout: str,
+    groups: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    activation: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and global scale of `x`, (..., M, K) or with a gate (..., M, 2 K); the arguments are checked.
+
+    Args:
+        unit: fp32 () on the device of `x`, or None for that of the tensor itself.
+        layout: "linear", "128x4" or "128x4-grouped", with int32 `groups`.
+
+    Raises:
+        CompilerMissing, CompileError: a kernel has to be compiled and cannot be.
+    """
+    *batch, m, width = x.shape
+    k = width // 2 if activation == SILU_AND_MUL else width
+    columns = layouts.blocks(k)
+    scale_rows = {LINEAR: m, ATOMS: round_up(m, ROW_ALIGN)}.get(layout)
+    if scale_rows is None:
+        assert groups is not None
+        scale_rows = layouts.grouped_rows(m, len(groups))
+    codes = torch.empty(*batch, m, round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(*batch, scale_rows, columns, dtype=torch.uint8, device=x.device)
+    amax = None if unit is not None else torch.zeros((), dtype=torch.float32, device=x.device)
+    out_unit = torch.ones((), dtype=torch.float32, device=x.device) if unit is None else unit.clone()
+    if x.numel():
+        rows = Rows.of(x, layout == LINEAR)
+        weight = None if norm is None else norm.detach().contiguous()
+        call = _Call(launcher, k, rows, weight, groups, eps, METHODS[method].divisor)
+        vectors = rows.in_vectors(k) and (weight is None or Rows.of(weight.view(1, -1), True).in_vectors(k))
+        before = activation if weight is None else "rms_norm"
+        of_weight = None if weight is None else DTYPES[weight.dtype]
+        code = Variant("codes", DTYPES[x.dtype], method, layout, amax is not None, before, of_weight, vectors)
+        if amax is not None:
+            first = replace(code, stage="amax", method="rtn", layout=LINEAR, dynamic=False)
+            flat = replace(call, rows=Rows.of(x, True)) if rows.matrices > 1 else call
+            flat.run(first, -(-flat.rows.m // ROWS), unit=amax)
+        # Padding rows are written too.
+        tiles = -(-(rows.m if layout == LINEAR else scale_rows) // ROWS)
+        call.run(code, tiles, unit=out_unit if amax is None else amax, codes=codes, scales=scales, out_unit=out_unit)
+    return codes, scales.view(torch.float8_e4m3fn), out_unit
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What both stages are called with."""
+
+    launcher: Launcher
+    k: int
+    rows: Rows
+    weight: Tensor | None
+    groups: Tensor | None
+    eps: float
+    divisor: float
+
+    def run(self, variant: Variant, tiles: int, *, unit: Tensor, **outputs: Tensor) -> None:
+        """Launch a kernel; `unit` is the global scale or the largest magnitude. It has the outputs that are given."""
+        rows, launcher = self.rows, self.launcher
+        chunks = -(-layouts.blocks(self.k) // BLOCKS)
+        wanted = -(-WAVES * launcher.target.sms // (rows.matrices * tiles))
+        splits = 1 if variant.before == "rms_norm" else min(chunks, wanted)
+        experts = 0 if variant.layout != GROUPED or self.groups is None else len(self.groups)
+        given = {"x": rows.tensor, "weight": self.weight, "groups": self.groups, "unit": unit, **outputs}
+        behind = [given.get(name) for name in variant.entry.pointers]
+        pointers = [launcher.one.data_ptr() if t is None else t.data_ptr() for t in behind]
+        sizes = [4 if t is None else t.numel() * t.element_size() for t in behind]
+        sizes[0] = rows.bytes
+        values = {
+            "eps": self.eps,
+            "divisor": self.divisor,
+            "matrices": rows.matrices,
+            "m": rows.m,
+            "k": self.k,
+            "ld": rows.ld,
+            "ld_matrix": rows.ld_matrix,
+            "experts": experts,
+            "tiles": tiles,
+            "splits": splits,
+        }
+        launcher.launch(_function(launcher, variant), pointers, sizes, [values[name] for name in variant.entry.values])
+
+
+_functions: dict[tuple[type, str, Variant], Function] = {}
+
+
+def _function(launcher: Launcher, variant: Variant) -> Function:
+    """The loaded kernel: a dictionary look-up from the second time on."""
+    known = type(launcher), launcher.target.arch, variant
+    if known not in _functions:
+        target = launcher.target
+        _functions[known] = plan.loaded(launcher, origin(target, variant), functools.partial(build, target, variant))
+    return _functions[known]
+
+
+def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:
+    """The compiled kernel, from a store, or put there: for a machine without the compiler.
+
+    Raises:
+        CompilerMissing, CompileError: it has to be compiled and cannot be.
+    """
+    return plan.stored(origin(target, variant), functools.partial(build, target, variant), kept)
+
+
+def origin(target: Target, variant: Variant) -> dict[str, Any]:
+    """What decides the kernel's code, for the store."""
+    return store.origin_of(target, KERNEL, variant.entry, quantiser=asdict(variant))
+
+
+def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
+    """The parts of its artefact.
+
+    Raises:
+        CompileError: the compiler refuses.
+    """
+    from blockscale.compile import compile_entry
+    from blockscale.kernels.quantise import Quantise
+
+    kernel = Quantise(**asdict(variant))  # type: ignore[no-untyped-call]
+    return compile_entry(kernel, variant.entry, target.arch, f"quantise, {variant}")

@@ -1,0 +1,143 @@
+"""The quantiser's kernels on silicon: the same comparison as in test_quantise_emulated.py, with the CPU's bits."""
+
+import pytest
+import torch
+from quantised import assert_same, boundaries, every_half, random_bits, special
+
+import blockscale as bs
+
+pytestmark = pytest.mark.gpu
+
+
+def on_gpu(value):
+    return value.cuda() if isinstance(value, torch.Tensor) else value
+
+
+def check(x, **options):
+    expected = bs.quantize(x, **options)
+    found = bs.quantize(x.cuda(), **{name: on_gpu(value) for name, value in options.items()})
+    assert found.device.type == "cuda"
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("method", ["rtn", "four_over_six", "mse"])
+@pytest.mark.parametrize("layout", ["linear", "128x4", "fragment"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_methods_layouts_and_types(dtype, layout, method):
+    x = torch.randn(300, 1090, generator=torch.Generator().manual_seed(1)).to(dtype)
+    check(x, method=method, layout=layout)
+    check(x, method=method, layout=layout, global_scale=0.003)
+
+
+@pytest.mark.parametrize("method", ["rtn", "four_over_six", "mse"])
+@pytest.mark.parametrize("unit", [None, 1.0, 1.2345678, 2.0**-126, 1e35, 2.0**-50, 2.0**50])
+def test_random_bits_and_what_is_not_finite(unit, method):
+    x = torch.cat((random_bits(4096, 1024), special().repeat(1, 16)))
+    check(x, nonfinite="saturate", global_scale=unit, method=method)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1.2345678, 2.0**-126, 1e35, 2.0**-50, 2.0**50])
+def test_every_scale_and_every_boundary_between_codes(unit):
+    check(boundaries(unit), global_scale=unit)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("unit", [None, 1.0, 2.0**-9])
+def test_every_number_of_16_bits(dtype, unit):
+    check(every_half(dtype), nonfinite="saturate", global_scale=unit)
+
+
+@pytest.mark.parametrize("m", [1, 5, 32, 127, 128, 129])
+@pytest.mark.parametrize("k", [1, 16, 48, 80, 592, 3696, 11008])
+def test_padding_is_written_whatever_memory_held(m, k):
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)).bfloat16()
+    for _ in range(3):
+        poison = [torch.full((size,), 0x7F, dtype=torch.uint8, device="cuda") for size in (512, 2**13, 2**17, 2**21)]
+        del poison
+        check(x)
+
+
+def test_strides():
+    x = torch.randn(3, 20, 400, generator=torch.Generator().manual_seed(6)).bfloat16().cuda()
+    for view in (x[:, :, 8:208], x[:, :, 1:201], x.mT, x[:, 4:9].transpose(0, 1), x[:1].expand(3, -1, -1), x[:, ::7]):
+        assert_same(bs.quantize(view), bs.quantize(view.cpu()))
+
+
+@pytest.mark.parametrize(
+    "sizes", [[0, 5, 130, 1, 0, 30, 4], [170, 0], [0, 0, 2, 1] + [0] * 40, [7] * 300], ids=range(4)
+)
+def test_groups(sizes):
+    x = torch.randn(sum(sizes), 200, generator=torch.Generator().manual_seed(2)).bfloat16()
+    check(x, layout="128x4-grouped", group_sizes=torch.tensor(sizes, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_silu_and_rms_norm(dtype):
+    x = torch.randn(200, 2208, generator=torch.Generator().manual_seed(3)).mul(4).to(dtype)
+    check(x, activation="silu_and_mul")
+    check(x, norm=torch.randn(2208, generator=torch.Generator().manual_seed(4)).to(dtype))
+    check(x, norm=torch.ones(2208), layout="linear", method="four_over_six")
+
+
+@pytest.mark.parametrize("unit", [None, 0.01, "tensor"])
+def test_captured_in_a_graph(unit):
+    """With a dynamic global scale too: nothing waits for the GPU. Replays see new data."""
+    x = torch.randn(130, 1024, device="cuda").bfloat16()
+    given = torch.tensor(0.02, device="cuda") if unit == "tensor" else unit
+    bs.quantize(x, global_scale=given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        q = bs.quantize(x, global_scale=given)
+    for scale in (1.0, 100.0, 1e-3):
+        x.copy_(torch.randn(130, 1024) * scale)
+        if unit == "tensor":
+            given.fill_(scale / 50)
+        graph.replay()
+        assert_same(q, bs.quantize(x.cpu(), global_scale=given.cpu() if unit == "tensor" else unit))
+
+
+def test_nothing_waits_for_the_gpu():
+    x = torch.randn(64, 512, device="cuda")
+    groups = torch.tensor([60, 4], dtype=torch.int32, device="cuda")
+    bs.quantize(x)
+    bs.quantize(x, layout="128x4-grouped", group_sizes=groups)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        bs.quantize(x)
+        bs.quantize(x, global_scale=0.01)
+        bs.quantize(x, layout="128x4-grouped", group_sizes=groups)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_device_is_that_of_the_input():
+    x = torch.randn(5, 80)
+    for default in ("cpu", "meta"):
+        with torch.device(default):
+            assert_same(bs.quantize(x.cuda()), bs.quantize(x))
+
+
+def test_compiled_is_the_same():
+    x = torch.randn(17, 592, device="cuda").bfloat16()
+
+    def steps(x):
+        q = bs.quantize(x)
+        return q.codes, q.scales.view(torch.uint8), q.global_scale
+
+    for found, expected in zip(torch.compile(steps)(x), steps(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_more_than_32_bits_of_offsets():
+    """The last rows of more than 2^31 elements."""
+    m, k = 2**15 + 5, 2**16
+    if torch.cuda.mem_get_info()[0] < 8 * m * k:
+        pytest.skip("not enough memory")
+    x = torch.zeros(m, k, dtype=torch.bfloat16, device="cuda")
+    x[-3:] = torch.randn(3, k, device="cuda")
+    q = bs.quantize(x, global_scale=0.01, layout="linear")
+    expected = bs.quantize(x[-3:].cpu(), global_scale=0.01, layout="linear")
+    assert torch.equal(q.codes[-3:].cpu(), expected.codes)
+    assert torch.equal(q.scales[-3:].view(torch.uint8).cpu(), expected.scales.view(torch.uint8))
+    assert not q.codes[:-3].any()
