@@ -21,6 +21,8 @@ class Config:
         schedule: "static" (each CTA takes every so-manieth tile) or "clc" (it asks the hardware for its next one).
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         group: width of the bands, in tiles across `raster`, that tiles are walked in; 1 for line after line.
+        ownership: with the static schedule, whose a tile is: "turns" (each CTA takes every so-manieth of this order) or
+            "lines" (clusters keep to lines along `raster`, and so to rows of an operand).
         swap: the kernel multiplies b by a^T and stores the result transposed: its rows are the columns of the result.
         pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).
         prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any.
@@ -51,6 +53,7 @@ class Config:
     schedule: str = "static"
     raster: str = "m"
     group: int = 1
+    ownership: str = "turns"
     swap: bool = False
     pdl: bool = False
     prefetch: int = 0

@@ -9,7 +9,7 @@ from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.geometry import Shape
-from blockscale.kernels.parts.order import tile
+from blockscale.kernels.parts.order import owned_tile, tile
 from blockscale.kernels.parts.ring import Ring, Slot
 
 RESPONSE_BYTES = 16  # of a request to launch control
@@ -79,6 +79,17 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class OwnedTiles(Tiles):
+    """The static schedule, where clusters keep to lines along `raster`, see `order.owned`; `group` is of no use."""
+
+    def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
+        x, y, m, n, batch = map(Uint32, (work.x, work.y, self.m, self.n, self.batch))
+        slots = Uint32(cute.arch.grid_dim()[0] // self.shape[0])
+        found = owned_tile(x, y, (m, n), batch, slots, self.shape, self.raster, cutlass.min, _select)
+        return tuple(map(Int32, found))
+
+
+@dataclass(frozen=True)
 class RequestedTiles(Tiles):
     """The dynamic schedule: the grid has a CTA for each tile, and a cluster that is done with one asks for the tile of
     a cluster that has not started, which then never does (PTX: clusterlaunchcontrol).
@@ -121,3 +132,7 @@ class RequestedTiles(Tiles):
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.issue_clc_query(barrier, self.answer(slot), multicast=not alone)
+
+
+def _select(condition: Boolean, value: Uint32, otherwise: Uint32) -> Uint32:
+    return Uint32(cutlass.select_(condition, value, otherwise))
