@@ -27,6 +27,7 @@ ROOMS = {
         "arguments": {"formats", "tensor"},
         "problem": set(),
         "kernels.parts.geometry": set(),
+        "kernels.parts.geometry96": {"kernels.parts.geometry"},
         "kernels.parts.order": set(),
         "kernels.parts.staging": set(),
         "kernels.waits": set(),
@@ -34,6 +35,7 @@ ROOMS = {
         "kernels": {
             "formats",
             "kernels.parts.geometry",
+            "kernels.parts.geometry96",
             "kernels.parts.hopper_memory",
             "kernels.parts.order",
             "kernels.parts.staging",
@@ -47,6 +49,7 @@ ROOMS = {
             "formats",
             "kernels",
             "kernels.parts.geometry",
+            "kernels.parts.geometry96",
             "kernels.parts.hopper_memory",
             "kernels.parts.staging",
             "problem",

@@ -40,12 +40,13 @@ class Target:
 
 TARGETS = (
     Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),
+    Target("sm_103a", "sm103", (10, 3), "b300", sms=148, smem=232_448, l2=126 * 2**20),
+    Target("sm_103a", "sm103", (10, 3), "gb300", sms=152, smem=232_448, l2=126 * 2**20),
     Target("sm_90a", "sm90", (9, 0), "h200", sms=132, smem=232_448, l2=50 * 2**20),
 )
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
 WITHOUT_KERNELS = {
-    **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",
     "sm_120a": "RTX 50",
@@ -54,7 +55,7 @@ WITHOUT_KERNELS = {
 
 
 def target_named(name: str, argument: str = "gpu") -> Target:
-    """The target with this architecture ("sm_100a") or GPU name ("b200").
+    """The target with this GPU name ("b200"), or the first with this architecture ("sm_100a").
 
     Raises:
         TypeError: `name` is no string. ValueError: no kernels are written for it; the message lists what there is.

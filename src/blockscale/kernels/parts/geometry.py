@@ -6,6 +6,7 @@ Pure arithmetic, without the compiler, so that whoever chooses a configuration c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 CTA_ROWS = 128  # of a tile that one CTA has: one lane of tensor memory each
 TILE_K = 256  # elements of k in a stage: 128 bytes of codes a row, the width of the swizzle
@@ -43,6 +44,8 @@ class Geometry:
         staging: bytes of it that the epilogue takes, a multiple of 1024.
         cluster: CTAs of a cluster along m and n; None means the tile's own, (1, 1) or (2, 1).
     """
+
+    ONCE: ClassVar[str] = "no multiple of 32"  # what widths are that are not repeated
 
     tile: Shape
     stages: int | None = None
@@ -161,6 +164,11 @@ class Geometry:
         too_many = TMEM_COLUMNS // self.tmem_allocation + 1
         return max(self.smem_used, (self.smem + RESERVED_BYTES) // too_many)
 
+    @property
+    def scale_stages(self) -> int:
+        """Slots of scales in shared memory."""
+        return self.slots
+
     # Columns of tensor memory.
 
     @property
@@ -185,7 +193,7 @@ class Geometry:
     @property
     def scale_slots(self) -> int:
         """Sets of scale columns: one a stage, so that a stage's barrier guards them too, or fewer, taken in turn."""
-        return min(self.slots, self.scale_slots_that_fit)
+        return min(self.scale_stages, self.scale_slots_that_fit)
 
     @property
     def overlap(self) -> int:
