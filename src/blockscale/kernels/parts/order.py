@@ -43,9 +43,7 @@ def owned_tile(
     return _of_block(x, y, shape, raster, owned(x // width, slots, inner, outer, batch, least, select))
 
 
-def _of_block(
-    x: Any, y: Any, shape: tuple[int, int], raster: str, block: tuple[Any, Any, Any]
-) -> tuple[Any, Any, Any]:
+def _of_block(x: Any, y: Any, shape: tuple[int, int], raster: str, block: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """The tile of one CTA of a block."""
     width, height = shape
     first, second, matrix = block
