@@ -38,7 +38,7 @@ class Config:
         wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
         mma_k: k of a tensor-core instruction, 64, or with K = 96 instructions 96.
         l2_sfa, l2_sfb: with K = 96 instructions what L2 is told about scales of a and of b, instead of l2_scales.
-        drop: rows of a that no later tile of a sweep needs are loaded as "evict_first".
+        drop: how many tiles before the end of a sweep along n rows of a begin to be loaded as "evict_first".
         first: the operand that is loaded first, "a" or "b".
         pace: nanoseconds that the epilogue pauses between pieces of a tile, so that stores come less at a time.
         unroll: copies of a load loop's body in the code.
@@ -76,7 +76,7 @@ class Config:
     mma_k: int = 64
     l2_sfa: str | None = None
     l2_sfb: str | None = None
-    drop: bool = False
+    drop: int = 0
     first: str = "a"
     pace: int = 0
     unroll: int = 1

@@ -37,10 +37,9 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "ownership": ("turns", "lines"),
     "l2_sfa": HINTS,
     "l2_sfb": HINTS,
-    "drop": (False, True),
     "first": ("a", "b"),
 }
-RANGES = {**k64.RANGES, "pace": range(2**20), "unroll": range(1, 5)}
+RANGES = {**k64.RANGES, "pace": range(2**20), "drop": range(2**16), "unroll": range(1, 5)}
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -78,7 +77,7 @@ def _reasons(problem: Problem, target: Target, config: Config) -> Iterator[Reaso
 
 def _order(problem: Problem, config: Config) -> Iterator[Reason]:
     if config.ownership == "lines":
-        for name, plain in (("schedule", "static"), ("group", 1), ("drop", False)):
+        for name, plain in (("schedule", "static"), ("group", 1), ("drop", 0)):
             if getattr(config, name) != plain:
                 given = f"{getattr(config, name)!r}, expected {plain!r}"
                 yield Reason(f"config.{name}", f"{given} beside ownership 'lines'")
