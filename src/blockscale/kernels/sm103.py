@@ -1,7 +1,299 @@
-"""NVFP4 GEMM for sm_103a with K = 96 instructions."""
+"""NVFP4 GEMM for sm_103a with K = 96 instructions; what differs from the sm_100a kernel, whose docstring comes first.
 
-from blockscale.kernels.sm100 import Sm100Gemm
+sm_103a's tensor core does 1.5 times the products of sm_100a's, by instructions that take k = 96 instead of 64 in the
+same time. 96 elements, 48 bytes, do not divide the 128 bytes of a swizzled row, nor six blocks of scales an atom of
+four. All of it repeats after k = 768, of which eight instructions make use as follows:
+
+    codes         slot 0 (k 0-255)            slot 1 (256-511)            slot 2 (512-767)
+    instruction   0       1       2              3       4       5              6       7
+    scales        slot 0 (0-191)     slot 1 (192-383)     slot 2 (384-575)     slot 3 (576-767)
+
+Instructions 2 and 5 begin in one slot of codes and end in the next, whose address is in their descriptors. So slots of
+codes keep their 256 k, slots of scales have 192 k, and each kind has a ring of its own:
+
+    role      warps  does
+    load      5      brings codes of a and b
+    scales    6      brings scales of a and b
+    schedule  7      as in the sm_100a kernel
+
+    ring      slots         full                                       empty
+    ab        stages        1 arrival (load) and the bytes of codes    1 commit (mma): its codes have been read
+    sf        scale stages  1 arrival (scales) and those of scales     1 commit (mma): its scales have been used
+
+For 256 x 256 and results that leave from registers there are 6 slots of codes, k = 1536, and 7 of scales, k = 1344.
+
+The rest of k, less than 768, is multiplied by as many of the eight instructions as it takes, and copied by as many
+boxes: ceil(k / 96), ceil(k / 256) of codes and ceil(k / 192) of scales. What a last instruction takes beyond k is zero,
+since TMA fills boxes with zeros outside of a tensor; where it ends in a slot that was not loaded, its rows go on in the
+slot that they begin in, with codes that are finite, and scales of zero. Operands in memory need no padding for it.
+
+In a cluster, CTAs that need the same scales take turns: one fetches a whole slot for all of them. Codes are cut.
+
+Tensor memory: a set of scale columns is 12 columns of a and 12 or 24 of b (PTX: tcgen05, scale factors of K = 96). Two
+accumulators of 256 columns and two sets share 72 columns.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from blockscale.kernels.parts import tensorcore, tma
+from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, STEP_K, TILE_K
+from blockscale.kernels.parts.geometry96 import (
+    CODE_SLOTS,
+    SCALE_SLOTS,
+    SCALES_K,
+    STEP96_K,
+    STEPS96,
+    Geometry96,
+)
+from blockscale.kernels.parts.ring import Slot
+from blockscale.kernels.parts.tensorcore96 import TensorCore96, begins, crosses
+from blockscale.kernels.parts.tma import CODE_BYTES
+from blockscale.kernels.sm100 import EPILOGUE, LOAD, MMA, Sm100Gemm
+
+SCALES = 6
+SCHEDULE = 7
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the mma warp is.
+
+    Args:
+        codes, scales: in the rings.
+        own: the set of scale columns; behind: the slot of scales that had the set before.
+    """
+
+    codes: Slot
+    scales: Slot
+    own: Slot
+    behind: Slot
+
+    def scales_after(self) -> "Place":
+        return replace(self, scales=self.scales.next(), own=self.own.next(), behind=self.behind.next())
 
 
 class Sm103Gemm(Sm100Gemm):
-    """The kernel of one configuration that `supports` passes."""
+    """The kernel of one configuration that `supports` passes; calling it launches it, compiling needs no GPU.
+
+    Args:
+        ownership: "turns" or "lines": whose a tile is, see `OwnedTiles`.
+        l2_sfa, l2_sfb: what L2 is told about scales of a and of b.
+        drop: a and its scales are "evict_first" in the last column of blocks, where they are needed no more.
+        first: "a" or "b", which of the two is fetched first.
+        pace: see `Epilogue`. release: "preload" too.
+        unroll: copies of the bodies of the loops that fetch.
+        fixed: (m, n, k) that the code is for, None for any.
+        others: see `Sm100Gemm`. stages: slots of 256 k of codes.
+    """
+
+    GEOMETRY = Geometry96
+    WARPS = SCHEDULE + 1
+
+    def __init__(
+        self, tile, *, ownership="turns", l2_a=None, l2_b=None, l2_sfa=None, l2_sfb=None, drop=False, first="a", pace=0,
+        unroll=1, fixed=None, **others,
+    ):  # fmt: skip
+        self.ownership, self.drop, self.b_first, self.pace, self.unroll = ownership, drop, first == "b", pace, unroll
+        super().__init__(tile, **others)
+        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_sfa, l2_sfb))
+        self.fixed = fixed and (fixed[0], fixed[1], -(-fixed[2] // STEP_K) * STEP_K)
+
+    def __repr__(self):
+        """Also in the kernel's name."""
+        g = self.geometry
+        return f"Sm103Gemm_{g.tile[0]}x{g.tile_n}_{g.slots}_{g.accumulators}_{self.raster}_{self.epilogue.out_dtype}"
+
+    def sizes(self, size, blocks):
+        if self.fixed is None:
+            return size, blocks
+        m, n, k = self.fixed
+        if self.swap:
+            m, n = n, m
+        width, height = self.geometry.shape
+        along = -(-m // (CTA_ROWS * width)), -(-n // (self.geometry.tile_n * height))
+        return (Int32(m), Int32(n), Int32(k)), (Int32(along[0]), Int32(along[1]), blocks[2])
+
+    @cute.jit
+    def play(self, c):
+        """Each warp its role."""
+        if c.warp == LOAD:
+            self.load(c)
+        if c.warp == SCALES:
+            self.load_scales(c)
+        if (c.warp == MMA) & c.cluster.leader:
+            self.mma(c)
+        if c.warp < EPILOGUE.stop:
+            self.epilogue.run(c, EPILOGUE)
+        if (c.warp == SCHEDULE) & c.cluster.first:
+            self.schedule(c)
+
+    def codes_at(self, c, work):
+        """Where the boxes of this CTA begin in a and b, as a function of the slot along k."""
+        g, (batch_a, batch_b) = c.geometry, c.batches
+        row, column, matrix = c.tiles.at(work)
+        row_b = column * g.tile_n + c.cluster.half * g.b_rows
+        of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
+        return lambda i: ((row * CTA_ROWS, i * CODE_BYTES, of_a), (row_b, i * CODE_BYTES, of_b))
+
+    def scales_at(self, c, work):
+        """Where the boxes of this CTA begin in the scales of a and of b, as a function of the slot along k."""
+        g, (batch_a, batch_b) = c.geometry, c.batches
+        row, column, matrix = c.tiles.at(work)
+        atom = column * g.tile_n // ATOM_ROWS
+        of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
+        return lambda i: ((0, i * g.SCALE_STEPS, row, of_a), (0, i * g.SCALE_STEPS, atom, of_b))
+
+    @cute.jit
+    def ask_ahead(self, c, operands):
+        """Asks L2 for the codes of the first k tiles of this CTA's first tile, and for their scales."""
+        if cutlass.const_expr(self.prefetch > 0):
+            work = c.tiles.first()
+            for of, corners, slots, ahead in (
+                (operands[:2], self.codes_at(c, work), cute.ceil_div(c.k, TILE_K), self.prefetch),
+                (operands[2:], self.scales_at(c, work), cute.ceil_div(c.k, SCALES_K), -(-self.prefetch * 4 // 3)),
+            ):
+                for i in cutlass.range(cutlass.min(slots, ahead), unroll=1):
+                    for operand, corner in zip(of, corners(i), strict=True):
+                        operand.prefetch(corner, i)
+
+    @cute.jit
+    def load(self, c):
+        """Fills slots of codes, for one tile after the other."""
+        operands = c.memory.after_grids_before().operands
+        if cutlass.const_expr(self.pdl):
+            self.ask_ahead(c, operands)
+        self.fill(c, c.ab, operands[:2], self.codes_at, cute.ceil_div(c.k, TILE_K))
+        c.memory.let_next_grid_start()
+
+    @cute.jit
+    def load_scales(self, c):
+        """Fills slots of scales, for one tile after the other."""
+        operands = c.memory.after_grids_before().operands
+        self.fill(c, c.sf, operands[2:], self.scales_at, cute.ceil_div(c.k, SCALES_K))
+
+    @cute.jit
+    def fill(self, c, ring, operands, corners_of, slots):
+        """A ring, with so many slots a tile of two operands."""
+        tiles, slot = c.tiles, ring.producer()
+        order = (1, 0) if self.b_first else (0, 1)
+        work = tiles.first()
+        while work.valid:
+            corners = corners_of(c, work)
+            mine = self.with_hints(c, work, operands)
+            for i in cutlass.range(slots, unroll=self.unroll):
+                ring.wait_empty(slot)
+                if c.cluster.leader:
+                    ring.expect_copies(slot)
+                corner = corners(i)
+                for which in cutlass.range_constexpr(2):
+                    mine[order[which]].fetch(corner[order[which]], slot, ring, i)
+                slot = slot.next()
+            work = tiles.after(work)
+        ring.drain(slot)
+
+    def with_hints(self, c, work, operands):
+        """The operands of a and b; that of a for the last time, where it is dropped then."""
+        of_a, of_b = operands
+        if self.drop:
+            _, column, _ = c.tiles.at(work)
+            last = column // c.geometry.shape[1] == c.tiles.n - 1
+            policy = cutlass.select_(last, Int64(tma.POLICIES["evict_first"]), Int64(of_a.policy))
+            of_a = replace(of_a, policy=policy)
+        return of_a, of_b
+
+    @cute.jit
+    def mma(self, c):
+        """Multiplies slot after slot into an accumulator, of both CTAs where there is a pair."""
+        g, ab, sf, acc, tiles = c.geometry, c.ab, c.sf, c.acc, c.tiles
+        core = TensorCore96.of(g, c.smem, c.tmem)
+        at = Place(ab.consumer(), sf.consumer(), Slot(g.scale_slots, Int32(0), Int32(0), 0), sf.behind(g.scale_slots))
+        steps = cute.ceil_div(c.k, STEP96_K)
+        whole, rest = steps // STEPS96, steps % STEPS96
+        slots = cute.ceil_div(c.k, TILE_K) - whole * CODE_SLOTS  # of codes, of the rest
+        sums = acc.producer()
+        work = tiles.first()
+        while work.valid:
+            _, column, _ = tiles.at(work)
+            acc.wait_empty(sums)
+            target = c.turn(sums), column
+            for i in cutlass.range(whole, unroll=1):
+                at = self.multiply(c, core, at, target, i > 0)
+            if rest > 0:
+                at = self.multiply_rest(c, core, at, target, whole > 0, rest, slots)
+            acc.commit_full(sums)
+            sums = sums.next()
+            work = tiles.after(work)
+
+    @cute.jit
+    def multiply(self, c, core, at, target, accumulate):
+        """All eight instructions of k = 768. Returns the place after them."""
+        codes = self.slots_after(at)
+        for pair in cutlass.range_constexpr(SCALE_SLOTS):
+            ab = c.ab if cutlass.const_expr(pair <= 1) else c.ab.again()
+            sf = c.sf if cutlass.const_expr(pair == 0) else c.sf.again()
+            steps = [self.descriptors(core, step, codes, None) for step in (2 * pair, 2 * pair + 1)]
+            if cutlass.const_expr(pair < CODE_SLOTS):
+                ab.wait_full(codes[pair])
+            own = self.wait_scales(c, at)
+            with cute.arch.elect_one():
+                core.copy_scales(at.scales.index, own)
+                core.multiply(2 * pair, steps[0], own, *target, accumulate if pair == 0 else True)
+                core.multiply(2 * pair + 1, steps[1], own, *target, True)
+            sf.commit_empty(at.scales)
+            if cutlass.const_expr(pair > 0):
+                ab.commit_empty(codes[pair - 1])
+            at = at.scales_after()
+        return replace(at, codes=codes[CODE_SLOTS])
+
+    @cute.jit
+    def multiply_rest(self, c, core, at, target, accumulate, rest, slots):
+        """The first `rest` of the eight instructions, of so many slots of codes. Returns the place after them."""
+        codes = self.slots_after(at)
+        for pair in cutlass.range_constexpr(SCALE_SLOTS):
+            if rest > 2 * pair:
+                steps = [self.descriptors(core, step, codes, slots) for step in (2 * pair, 2 * pair + 1)]
+                if slots > pair:
+                    c.ab.wait_full(codes[pair])
+                own = self.wait_scales(c, at)
+                with cute.arch.elect_one():
+                    core.copy_scales(at.scales.index, own)
+                    core.multiply(2 * pair, steps[0], own, *target, accumulate if pair == 0 else True)
+                    if rest > 2 * pair + 1:
+                        core.multiply(2 * pair + 1, steps[1], own, *target, True)
+                c.sf.again().commit_empty(at.scales)
+                at = at.scales_after()
+        for slot in cutlass.range_constexpr(CODE_SLOTS):
+            if slots > slot:
+                c.ab.again().commit_empty(codes[slot])
+                at = replace(at, codes=codes[slot + 1])
+        return at
+
+    def slots_after(self, at):
+        """The place in the ring of codes, and those after it that k = 768 takes."""
+        codes = [at.codes]
+        for _ in range(CODE_SLOTS):
+            codes.append(codes[-1].next())
+        return codes
+
+    def descriptors(self, core, step, codes, slots):
+        """Of a and b. Where rows would go on in a slot that is not one of `slots`, they go on in their own."""
+        slot = begins(step)
+        first = after = codes[slot].index
+        if crosses(step):
+            after = codes[slot + 1].index
+            if slots is not None:
+                after = cutlass.select_(slots > slot + 1, after, first)
+        return core.descriptors(step, first, after)
+
+    def wait_scales(self, c, at):
+        """Until scales are there, and what had their columns before has been multiplied. Returns their set."""
+        g = c.geometry
+        in_turn = g.scale_slots < g.scale_stages
+        if in_turn:
+            c.sf.wait_empty(at.behind)
+        c.sf.wait_full(at.scales)
+        tensorcore.after_sync()  # what read the scales that are overwritten, and the epilogue's loads
+        return at.own.index if in_turn else at.scales.index

@@ -46,6 +46,8 @@ class Geometry:
     """
 
     ONCE: ClassVar[str] = "no multiple of 32"  # what widths are that are not repeated
+    SCALE_RING: ClassVar[bool] = False  # whether scales have a ring of their own
+    SCALE_STEPS: ClassVar[int] = STEPS  # atoms along k of a slot of scales
 
     tile: Shape
     stages: int | None = None
@@ -127,11 +129,16 @@ class Geometry:
 
     @property
     def sfa_bytes(self) -> int:
-        return STEPS * ATOM_BYTES
+        return self.SCALE_STEPS * ATOM_BYTES
 
     @property
     def sfb_bytes(self) -> int:
-        return STEPS * ATOM_BYTES * self.atoms_n
+        return self.SCALE_STEPS * ATOM_BYTES * self.atoms_n
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a slot of scales."""
+        return self.sfa_bytes + self.sfb_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -173,11 +180,11 @@ class Geometry:
 
     @property
     def sfa_columns(self) -> int:
-        return STEPS * ATOM_COLUMNS
+        return self.SCALE_STEPS * ATOM_COLUMNS
 
     @property
     def sfb_columns(self) -> int:
-        return STEPS * ATOM_COLUMNS * self.atoms_n
+        return self.SCALE_STEPS * ATOM_COLUMNS * self.atoms_n
 
     @property
     def scale_columns(self) -> int:

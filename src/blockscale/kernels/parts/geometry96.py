@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, HEADER_BYTES, TILE_K, Geometry
+from blockscale.kernels.parts.geometry import ATOM_ROWS, HEADER_BYTES, STEP_K, TILE_K, Geometry
 
 STEP96_K = 96  # elements of k in one tensor-core instruction
 STEPS96 = 8  # instructions until codes and scales begin with a slot again
 WHOLE_K = STEPS96 * STEP96_K
 SCALES_K = 192  # elements of k in a slot of scales
-SCALE_STEPS = SCALES_K // 64  # atoms of it
 CODE_SLOTS, SCALE_SLOTS = WHOLE_K // TILE_K, WHOLE_K // SCALES_K
 FEWEST_STAGES = 2  # an instruction may begin in one slot of codes and end in the next
 
@@ -30,6 +29,8 @@ class Geometry96(Geometry):
     the scales of as much k, but for less than 192."""
 
     ONCE: ClassVar[str] = "no multiple of 32, or 96 or 224"
+    SCALE_RING: ClassVar[bool] = True
+    SCALE_STEPS: ClassVar[int] = SCALES_K // STEP_K
 
     @property
     def repeats(self) -> bool:
@@ -45,29 +46,25 @@ class Geometry96(Geometry):
     def atoms_n(self) -> int:
         return -(-self.tile_n // ATOM_ROWS)
 
+    # Scales of a slot come whole: three atoms along k cannot be cut into two boxes.
+
     @property
-    def code_bytes(self) -> int:
-        """Of a slot of codes."""
+    def sfa_boxes(self) -> int:
+        return 1
+
+    @property
+    def sfb_boxes(self) -> int:
+        return 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of a slot of codes alone."""
         return self.a_bytes + self.b_bytes
-
-    @property
-    def sfa_bytes(self) -> int:
-        """Of a slot of scales of a."""
-        return SCALE_STEPS * ATOM_BYTES
-
-    @property
-    def sfb_bytes(self) -> int:
-        return self.sfa_bytes * self.atoms_n
-
-    @property
-    def scale_bytes(self) -> int:
-        """Of a slot of scales."""
-        return self.sfa_bytes + self.sfb_bytes
 
     @property
     def most_stages(self) -> int:
         room = self.smem - HEADER_BYTES - self.staging
-        stages = max(0, room // self.code_bytes)
+        stages = max(0, room // self.stage_bytes)
         while stages and self._operands(stages) > room:
             stages -= 1
         return stages if self.scale_slots_that_fit else 0
@@ -83,15 +80,7 @@ class Geometry96(Geometry):
     def _operands(self, stages: int) -> int:
         """Bytes of so many slots of codes and of the scales beside them; each array begins at a multiple of 1024."""
         scales = scale_stages(stages)
-        return stages * self.code_bytes + sum(-(-scales * x // 1024) * 1024 for x in (self.sfa_bytes, self.sfb_bytes))
-
-    @property
-    def sfa_columns(self) -> int:
-        return SCALE_STEPS * ATOM_COLUMNS
-
-    @property
-    def sfb_columns(self) -> int:
-        return SCALE_STEPS * ATOM_COLUMNS * self.atoms_n
+        return stages * self.stage_bytes + sum(-(-scales * x // 1024) * 1024 for x in (self.sfa_bytes, self.sfb_bytes))
 
 
 def scale_stages(stages: int) -> int:
