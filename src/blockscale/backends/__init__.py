@@ -89,7 +89,7 @@ def _kind(device: torch.device) -> Target | None:
     capability = torch.cuda.get_device_capability(device)
     target = target_of_capability(capability)
     if target is None:
-        kinds = ", ".join(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS)
+        kinds = ", ".join(dict.fromkeys(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS))
         raise ValueError(
             f"backend: none for {device}, {torch.cuda.get_device_name(device)} of compute capability "
             f"{capability[0]}.{capability[1]}; this version's kernels are compiled for {kinds}"

@@ -34,6 +34,7 @@ accumulators of 256 columns and two sets share 72 columns.
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -49,7 +50,7 @@ from blockscale.kernels.parts.geometry96 import (
     Geometry96,
 )
 from blockscale.kernels.parts.ring import Slot
-from blockscale.kernels.parts.tensorcore96 import TensorCore96, begins, crosses
+from blockscale.kernels.parts.tensorcore96 import TensorCore96, begins
 from blockscale.kernels.parts.tma import CODE_BYTES
 from blockscale.kernels.sm100 import EPILOGUE, LOAD, MMA, Sm100Gemm
 
@@ -63,16 +64,21 @@ class Place:
 
     Args:
         codes, scales: in the rings.
-        own: the set of scale columns; behind: the slot of scales that had the set before.
+        own: the set of scale columns that comes next.
+        past: the last slots of scales, as many as there are sets: the first of them had this set before.
     """
 
     codes: Slot
     scales: Slot
-    own: Slot
-    behind: Slot
+    own: Int32
+    past: tuple[Slot, ...]
 
-    def scales_after(self) -> "Place":
-        return replace(self, scales=self.scales.next(), own=self.own.next(), behind=self.behind.next())
+    def after_scales(self) -> "Place":
+        return Place(self.codes, self.scales.next(), self.own_after(1), (*self.past[1:], self.scales))
+
+    def own_after(self, pairs: int) -> Int32:
+        """The set of columns so many pairs of instructions later: they take turns, a power of two of them."""
+        return self.own if pairs % len(self.past) == 0 else self.own + pairs & len(self.past) - 1
 
 
 class Sm103Gemm(Sm100Gemm):
@@ -81,7 +87,8 @@ class Sm103Gemm(Sm100Gemm):
     Args:
         ownership: "turns" or "lines": whose a tile is, see `OwnedTiles`.
         l2_sfa, l2_sfb: what L2 is told about scales of a and of b.
-        drop: a and its scales are "evict_first" in the last column of blocks, where they are needed no more.
+        drop: in so many of the last tiles along n, those beyond n counted too, a and its scales are "evict_first":
+            they are hardly needed any more.
         first: "a" or "b", which of the two is fetched first.
         pace: see `Epilogue`. release: "preload" too.
         unroll: copies of the bodies of the loops that fetch.
@@ -93,7 +100,7 @@ class Sm103Gemm(Sm100Gemm):
     WARPS = SCHEDULE + 1
 
     def __init__(
-        self, tile, *, ownership="turns", l2_a=None, l2_b=None, l2_sfa=None, l2_sfb=None, drop=False, first="a", pace=0,
+        self, tile, *, ownership="turns", l2_a=None, l2_b=None, l2_sfa=None, l2_sfb=None, drop=0, first="a", pace=0,
         unroll=1, fixed=None, **others,
     ):  # fmt: skip
         self.ownership, self.drop, self.b_first, self.pace, self.unroll = ownership, drop, first == "b", pace, unroll
@@ -195,11 +202,11 @@ class Sm103Gemm(Sm100Gemm):
         ring.drain(slot)
 
     def with_hints(self, c, work, operands):
-        """The operands of a and b; that of a for the last time, where it is dropped then."""
+        """The operands of a and b; L2 is told otherwise about that of a, where it is dropped."""
         of_a, of_b = operands
         if self.drop:
             _, column, _ = c.tiles.at(work)
-            last = column // c.geometry.shape[1] == c.tiles.n - 1
+            last = column >= c.tiles.n * c.geometry.shape[1] - self.drop
             policy = cutlass.select_(last, Int64(tma.POLICIES["evict_first"]), Int64(of_a.policy))
             of_a = replace(of_a, policy=policy)
         return of_a, of_b
@@ -207,9 +214,9 @@ class Sm103Gemm(Sm100Gemm):
     @cute.jit
     def mma(self, c):
         """Multiplies slot after slot into an accumulator, of both CTAs where there is a pair."""
-        g, ab, sf, acc, tiles = c.geometry, c.ab, c.sf, c.acc, c.tiles
-        core = TensorCore96.of(g, c.smem, c.tmem)
-        at = Place(ab.consumer(), sf.consumer(), Slot(g.scale_slots, Int32(0), Int32(0), 0), sf.behind(g.scale_slots))
+        acc, tiles = c.acc, c.tiles
+        core = TensorCore96.of(c.geometry, c.smem, c.tmem)
+        at = self.beginning(c)
         steps = cute.ceil_div(c.k, STEP96_K)
         whole, rest = steps // STEPS96, steps % STEPS96
         slots = cute.ceil_div(c.k, TILE_K) - whole * CODE_SLOTS  # of codes, of the rest
@@ -231,45 +238,58 @@ class Sm103Gemm(Sm100Gemm):
     def multiply(self, c, core, at, target, accumulate):
         """All eight instructions of k = 768. Returns the place after them."""
         codes = self.slots_after(at)
+        begin = self.descriptors(core, codes, None)
+        own = at.own
         for pair in cutlass.range_constexpr(SCALE_SLOTS):
             ab = c.ab if cutlass.const_expr(pair <= 1) else c.ab.again()
             sf = c.sf if cutlass.const_expr(pair == 0) else c.sf.again()
-            steps = [self.descriptors(core, step, codes, None) for step in (2 * pair, 2 * pair + 1)]
             if cutlass.const_expr(pair < CODE_SLOTS):
                 ab.wait_full(codes[pair])
-            own = self.wait_scales(c, at)
+            columns = self.wait_scales(c, at)
             with cute.arch.elect_one():
-                core.copy_scales(at.scales.index, own)
-                core.multiply(2 * pair, steps[0], own, *target, accumulate if pair == 0 else True)
-                core.multiply(2 * pair + 1, steps[1], own, *target, True)
+                core.copy_scales(at.scales.index, columns)
+                for step in cutlass.range_constexpr(2 * pair, 2 * pair + 2):
+                    core.multiply(step, begin[begins(step)], columns, *target, accumulate if step == 0 else True)
             sf.commit_empty(at.scales)
             if cutlass.const_expr(pair > 0):
                 ab.commit_empty(codes[pair - 1])
-            at = at.scales_after()
-        return replace(at, codes=codes[CODE_SLOTS])
+            at = at.after_scales()
+        return replace(at, codes=codes[CODE_SLOTS], own=own)
 
     @cute.jit
     def multiply_rest(self, c, core, at, target, accumulate, rest, slots):
         """The first `rest` of the eight instructions, of so many slots of codes. Returns the place after them."""
         codes = self.slots_after(at)
+        begin = self.descriptors(core, codes, slots)
         for pair in cutlass.range_constexpr(SCALE_SLOTS):
             if rest > 2 * pair:
-                steps = [self.descriptors(core, step, codes, slots) for step in (2 * pair, 2 * pair + 1)]
                 if slots > pair:
                     c.ab.wait_full(codes[pair])
-                own = self.wait_scales(c, at)
+                columns, step = self.wait_scales(c, at), 2 * pair
                 with cute.arch.elect_one():
-                    core.copy_scales(at.scales.index, own)
-                    core.multiply(2 * pair, steps[0], own, *target, accumulate if pair == 0 else True)
-                    if rest > 2 * pair + 1:
-                        core.multiply(2 * pair + 1, steps[1], own, *target, True)
+                    core.copy_scales(at.scales.index, columns)
+                    core.multiply(step, begin[begins(step)], columns, *target, accumulate if step == 0 else True)
+                    if rest > step + 1:
+                        core.multiply(step + 1, begin[begins(step + 1)], columns, *target, True)
                 c.sf.again().commit_empty(at.scales)
-                at = at.scales_after()
+                at = at.after_scales()
         for slot in cutlass.range_constexpr(CODE_SLOTS):
             if slots > slot:
                 c.ab.again().commit_empty(codes[slot])
                 at = replace(at, codes=codes[slot + 1])
         return at
+
+    def beginning(self, c):
+        """The mma warp's first place; what had the sets of columns before, nothing, counts as multiplied."""
+        past = [c.sf.behind(c.geometry.scale_slots)]
+        for _ in range(c.geometry.scale_slots - 1):
+            past.append(past[-1].next())
+        return Place(c.ab.consumer(), c.sf.consumer(), Int32(0), tuple(past) if self.in_turn else (past[0],))
+
+    @property
+    def in_turn(self):
+        """Whether slots of scales take turns to have a set of columns, instead of each having its own."""
+        return self.geometry.scale_slots < self.geometry.scale_stages
 
     def slots_after(self, at):
         """The place in the ring of codes, and those after it that k = 768 takes."""
@@ -278,22 +298,19 @@ class Sm103Gemm(Sm100Gemm):
             codes.append(codes[-1].next())
         return codes
 
-    def descriptors(self, core, step, codes, slots):
-        """Of a and b. Where rows would go on in a slot that is not one of `slots`, they go on in their own."""
-        slot = begins(step)
-        first = after = codes[slot].index
-        if crosses(step):
-            after = codes[slot + 1].index
-            if slots is not None:
-                after = cutlass.select_(slots > slot + 1, after, first)
-        return core.descriptors(step, first, after)
+    def descriptors(self, core, codes, slots):
+        """Of three slots of a and b. Where rows would go on in none of the first `slots`, they do in their own."""
+        found = []
+        for i, (slot, following) in enumerate(pairwise(codes[:CODE_SLOTS])):
+            own, after = slot.index, following.index
+            found.append(core.codes(own, after if slots is None else cutlass.select_(slots > i + 1, after, own)))
+        last = codes[CODE_SLOTS - 1].index  # in which rows end
+        return [*found, core.codes(last, last)]
 
     def wait_scales(self, c, at):
         """Until scales are there, and what had their columns before has been multiplied. Returns their set."""
-        g = c.geometry
-        in_turn = g.scale_slots < g.scale_stages
-        if in_turn:
-            c.sf.wait_empty(at.behind)
+        if self.in_turn:
+            c.sf.wait_empty(at.past[0])
         c.sf.wait_full(at.scales)
         tensorcore.after_sync()  # what read the scales that are overwritten, and the epilogue's loads
-        return at.own.index if in_turn else at.scales.index
+        return at.own if self.in_turn else at.scales.index

@@ -33,7 +33,8 @@ class Epilogue:
         l2_out: None, "evict_first" or "evict_last": what L2 is told of the output.
         swap: the kernel's rows are the output's columns.
         bias: whether there is one. activation: None, "relu", "gelu" or "silu".
-        pace: nanoseconds that a warp pauses between fragments of a tile, so that stores come less at a time.
+        pace: nanoseconds that a warp pauses between fragments of a tile, so that stores come less at a time; not in its
+            last tile.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class Epilogue:
             acc.wait_full(sums)
             tensorcore.after_sync()
             address, turn = c.accumulator(sums) + (lanes << 16), c.turn(sums)
+            more = tiles.more(work) if cutlass.const_expr(self.pace > 0) else None
             for i in cutlass.range(streamed, unroll=1):
+                self.pause(i, more)
                 slot = tile.through(address, self.column(i, turn), slot)
-                self.pause()
             kept = []
             for i in cutlass.range_constexpr(held):
                 values = tile.read(address, self.column(streamed + i, turn))
@@ -108,19 +110,25 @@ class Epilogue:
             for i in cutlass.range_constexpr(held):
                 column = self.column(streamed + i, turn)
                 words = tile.finish(kept[i], column) if cutlass.const_expr(self.preload) else kept[i]
+                self.pause(streamed + i, more)
                 slot = tile.store(words, column, slot)
-                self.pause()
             for i in cutlass.range(rest, unroll=1):
+                self.pause(streamed + held + i, more)
                 slot = tile.through(address, self.column(streamed + held + i, turn), slot)
-                self.pause()
             tile.pad()
             sums = sums.next()
             work = tiles.after(work)
         if cutlass.const_expr(self.staged):
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # TMA reads shared memory, which ends with the CTA
 
-    def pause(self):
+    def pause(self, index: int | Int32, more: Boolean | None) -> None:
+        """Before the `index`-th fragment of a tile after which there may be `more`."""
         if self.pace:
+            self._pause(Int32(index), more)
+
+    @cute.jit
+    def _pause(self, index, more):
+        if more & (index > 0):
             cute.arch.inline_ptx(f"nanosleep.u32 {self.pace};")
 
     def release(self, acc, sums, warps):

@@ -74,6 +74,13 @@ class Geometry96(Geometry):
         return scale_stages(self.slots)
 
     @property
+    def scale_slots(self) -> int:
+        """Sets of scale columns: one a slot of scales, or a power of two, so that the first of the four pairs of
+        instructions in k = 768 always has the same."""
+        sets = min(self.scale_stages, self.scale_slots_that_fit)
+        return sets if sets == self.scale_stages else min(SCALE_SLOTS, 1 << sets.bit_length() - 1)
+
+    @property
     def smem_used(self) -> int:
         return HEADER_BYTES + self.staging + self._operands(self.slots)
 

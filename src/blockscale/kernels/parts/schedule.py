@@ -72,6 +72,10 @@ class Tiles:
         x = work.x + cute.arch.grid_dim()[0]
         return Work(x, work.y, x < self.count * self.shape[0], None, work.warps)
 
+    def more(self, work: Work) -> Boolean:
+        """Whether there may be another one after this."""
+        return self.after(work).valid
+
     def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
         """(row of CTAs, column of tiles, matrix)"""
         x, y, m, n = map(Uint32, (work.x, work.y, self.m, self.n))  # divisions are shorter than those of Int32
@@ -116,6 +120,9 @@ class RequestedTiles(Tiles):
         cute.arch.fence_view_async_shared()  # the read before the next answer, which comes by the async proxy
         self.ring.arrive_empty(work.slot, range(work.warps))
         return Work(x + self.cluster.x, y + self.cluster.y, valid != 0, work.slot.next(), work.warps)
+
+    def more(self, work: Work) -> Boolean:
+        return Boolean(True)  # not known before it is asked for
 
     def answer(self, slot: Slot) -> cute.Pointer:
         return self.answers + slot.index

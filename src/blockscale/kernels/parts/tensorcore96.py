@@ -31,47 +31,14 @@ def instruction_descriptor_96(m: int, n: int, second: bool) -> int:
     return bits - (1 << 32)  # as a signed integer
 
 
-@dataclass(frozen=True)
-class Codes:
-    """Where slots of codes are, and what makes a descriptor of them (PTX: matrix descriptor, absolute leading dimension
-    address).
-
-    Args:
-        base: the descriptor of the first slot, without an address where rows go on.
-        units: from one slot to the next.
-    """
-
-    base: Int64
-    units: int
-
-    @staticmethod
-    def of(codes: cute.Pointer, nbytes: int) -> "Codes":
-        base = ptx.Tcgen05SmemDesc.build(
-            codes.toint(), stride_byte_offset=1024, layout=SWIZZLE_128B, leading_dim_mode=1
-        )
-        return Codes(Int64(base), nbytes // UNIT)
-
-    def descriptor(self, step: int, slot: Int32, following: Int32) -> Int64:
-        """Of the `step`-th instruction of eight, which begins in `slot`; rows go on in slot `following`."""
-        first = Uint32(self.base) & 0x3FFF
-        low = Uint32(self.base) + Uint32(slot * self.units + step * STEP96_UNITS % ROW_UNITS)
-        low += (first + Uint32(following * self.units)) << 16
-        return Int64(self.base) & ~0xFFFFFFFF | Int64(low)
-
-
 def begins(step: int) -> int:
     """In which of three slots the `step`-th instruction of eight begins."""
     return step * STEP96_UNITS // ROW_UNITS
 
 
-def crosses(step: int) -> bool:
-    """Whether it ends in the slot after that."""
-    return begins(step) != ((step + 1) * STEP96_UNITS - 1) // ROW_UNITS
-
-
 @dataclass(frozen=True)
 class TensorCore96(TensorCore):
-    """As `TensorCore`; `a` and `b` are `Codes`."""
+    """As `TensorCore`; the descriptors of codes are without an address where rows go on."""
 
     geometry: Geometry96
 
@@ -79,16 +46,21 @@ class TensorCore96(TensorCore):
     def of(geometry: Geometry96, smem: Any, tmem: Int32) -> "TensorCore96":
         return TensorCore96(
             geometry,
-            Codes.of(smem.a.data_ptr(), geometry.a_bytes),
-            Codes.of(smem.b.data_ptr(), geometry.b_bytes),
+            code_descriptor(smem.a.data_ptr()),
+            code_descriptor(smem.b.data_ptr()),
             scale_descriptor(smem.sfa.data_ptr()),
             scale_descriptor(smem.sfb.data_ptr()),
             tmem,
         )
 
-    def descriptors(self, step: int, slot: Int32, following: Int32) -> tuple[Int64, Int64]:
-        """Of a and b, see `Codes.descriptor`."""
-        return self.a.descriptor(step, slot, following), self.b.descriptor(step, slot, following)
+    def codes(self, slot: Int32, following: Int32) -> tuple[Int64, Int64]:
+        """The descriptors of a slot of codes of a and b; rows go on in slot `following`."""
+        g = self.geometry
+        a = _codes(self.a, g.a_bytes // UNIT, slot, following)
+        if g.a_bytes != g.b_bytes:
+            return a, _codes(self.b, g.b_bytes // UNIT, slot, following)
+        apart = g.slots * g.a_bytes // UNIT  # slots of b come after those of a, and are as large
+        return a, a + (apart << 16 | apart)
 
     def copy_scales(self, slot: Int32, scales: Int32) -> None:
         """As that of `TensorCore`; by the elected thread. Atoms of the same rows are as far apart as the instruction
@@ -105,8 +77,9 @@ class TensorCore96(TensorCore):
     def multiply(
         self, step: int, codes: tuple[Int64, Int64], scales: Int32, sums: Int32, tile: Int32, accumulate: Boolean | bool
     ) -> None:
-        """The `step`-th instruction of eight, with descriptors `codes`; by the elected thread. See `TensorCore`."""
-        g, second = self.geometry, step % 2
+        """The `step`-th instruction of eight, where `codes` describe the slot that it begins in; by the elected thread.
+        See `TensorCore`."""
+        g, second, start = self.geometry, step % 2, step * STEP96_UNITS % ROW_UNITS
         columns_a, columns_b = self.scale_columns(scales)
         if g.repeats:
             columns_b += tile * g.tile_n % ATOM_ROWS // 32
@@ -115,10 +88,25 @@ class TensorCore96(TensorCore):
             "mxf4nvf4",
             GROUPS[g.ctas],
             tmem(self.tmem + sums * g.accumulator_stride),
-            *codes,
+            codes[0] + start,
+            codes[1] + start,
             instruction_descriptor_96(*g.tile, bool(second)),
             accumulate,
             tmem(columns_a + second * ATOM_COLUMNS | half),
             tmem(columns_b + second * g.atoms_n * ATOM_COLUMNS | half),
             scale_vec_size=ptx.Tcgen05MMAScaleVecSize.BLOCK16,
         )
+
+
+def code_descriptor(codes: cute.Pointer) -> Int64:
+    """As in `tensorcore`, for a slot whose rows go on in another one (PTX: absolute leading dimension address)."""
+    return Int64(
+        ptx.Tcgen05SmemDesc.build(codes.toint(), stride_byte_offset=1024, layout=SWIZZLE_128B, leading_dim_mode=1)
+    )
+
+
+def _codes(first: Int64, units: int, slot: Int32, following: Int32) -> Int64:
+    """The descriptor of a slot, slots being so many units apart, from that of the first one."""
+    begin = Uint32(first)
+    low = begin + Uint32(slot * units) + (begin + Uint32(following * units) << 16)
+    return first & ~0xFFFFFFFF | Int64(low)
