@@ -107,7 +107,7 @@ def theirs(tile: tuple[int, int]) -> Row:
     return row(name, tile[1], kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
 
 
-def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
+def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes, mmas_a_k_tile: int = MMAS_A_K_TILE) -> Row:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -128,7 +128,7 @@ def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
         used["LOCAL"],
         spills,
         len(texts),
-        len(loop) * MMAS_A_K_TILE / mmas,
+        len(loop) * mmas_a_k_tile / mmas,
         epilogue(listing, columns),
     )
 

@@ -81,7 +81,7 @@ def test_slots_walk_lines_of_their_own_in_step(slots):
     assert np.array_equal(along[own], turn[own] % inner)
     last = (outer - 1) // slots * slots  # the first of the last lines
     assert (line[~own] >= last).all()
-    assert np.array_equal(np.bincount(slot), np.bincount(index % slots))
+    assert np.ptp(np.bincount(slot)) <= 1
 
 
 def test_nine_slots_for_eight_rows():

@@ -19,7 +19,7 @@ RETIRED = 8  # tiles at the end of a sweep in which rows of a are no longer wort
 
 @dataclass(frozen=True)
 class Preset:
-    """A configuration, how long the kernel took that it comes from, and why each part of it is as it is."""
+    """A configuration, how long GEMM3's kernel took by its authors, and why each part of it is as it is."""
 
     config: Config
     microseconds: float
