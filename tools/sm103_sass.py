@@ -4,7 +4,8 @@
 
 CUTLASS is a checkout of NVIDIA's repository of that name, which has a kernel for sm_103 among its CuTe DSL examples;
 only what is counted goes into the document. Needs what tools/sass_table.py needs, which counts here too. A K tile is
-768 elements of k, eight tensor-core instructions, after which slots and instructions meet again.
+768 elements of k, eight tensor-core instructions, after which slots and instructions meet again. Bytes are counted by
+the software GPU, which runs a tile of both kernels.
 """
 
 from __future__ import annotations
@@ -17,16 +18,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import cuda.bindings.driver as driver
 import cutlass
+import numpy as np
+import torch
 from cutlass import cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_ptr
 from sass_table import HEADER, Row, row, tool
 
+import blockscale as bs
+import ptxemu
 from blockscale.compile import compile_kernel
 from blockscale.config import Config
 from blockscale.families.sm103.constraints import geometry
 from blockscale.families.sm103.presets import PRESETS
 from blockscale.problem import Problem, target_named
+from ptxemu.host import installed
 
 EXAMPLE = "examples/python/CuTeDSL/cute/blackwell/kernel/blockscaled_gemm/sm103_dense_blockscaled_gemm_persistent.py"
 B300 = target_named("b300")
@@ -71,6 +78,59 @@ def theirs(module: Any, tile: tuple[int, int], by_tma: bool) -> Row:
     return row(name, tile[1], kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin, MMAS_A_K_TILE)
 
 
+class OneTile:
+    """CUTLASS's kernel for a product of 256 x 256 x k, from pointers."""
+
+    def __init__(self, module: Any, k: int) -> None:
+        self.kernel, self.k = module.Sm103BlockScaledPersistentDenseGemmKernel(16, (256, 256), (2, 1), False), k
+
+    @cute.jit
+    def __call__(self, a, b, sfa, sfb, out, stream):  # type: ignore[no-untyped-def] # traced
+        def matrix(pointer, columns):  # type: ignore[no-untyped-def]
+            return cute.make_tensor(pointer, cute.make_layout((256, columns, 1), stride=(columns, 1, 256 * columns)))
+
+        scales = [cute.make_tensor(x, cute.make_layout((256 * self.k // 16,))) for x in (sfa, sfb)]
+        self.kernel(matrix(a, self.k), matrix(b, self.k), *scales, matrix(out, 256), 1, stream)
+
+
+def their_bytes(module: Any, k: int) -> tuple[int, int]:
+    """What TMA reads of global memory for a tile, and what arrives in shared memory."""
+    code, scale = (cutlass.Float4E2M1FN, 16), (cutlass.Float8E4M3FN, 32)
+    kinds = (code, code, scale, scale, (cutlass.Float16, 32))
+    sizes = (128 * k, 128 * k, 16 * k, 16 * k, 2 * 256 * 256)
+    memory = [np.zeros(size + 128, np.uint8) for size in sizes]
+    addresses = [-(-x.ctypes.data // 128) * 128 for x in memory]
+    pointers = [
+        make_ptr(dtype, at, cutlass.AddressSpace.gmem, assumed_align=align)
+        for at, (dtype, align) in zip(addresses, kinds, strict=True)
+    ]
+    with installed(ptxemu.Device("sm_103a", sms=2, checks="none"), memory) as emulator:
+        function = cute.compile(OneTile(module, k), *pointers, driver.CUstream(0))
+        emulator.call(function, *pointers, driver.CUstream(0))
+    return _loaded(emulator.reports[0])
+
+
+def our_bytes(k: int) -> tuple[int, int]:
+    a, b = (bs.quantize(torch.ones(256, k)) for _ in range(2))
+    with bs.emulated("sm_103a", sms=2, checks="none") as gpu:
+        bs.gemm(a, b, out_dtype=torch.float16, config=Config((256, 256), mma_k=96))
+    return _loaded(gpu.report)
+
+
+def _loaded(report: Any) -> tuple[int, int]:
+    moved = report.counters["bytes"]
+    return moved["TMA load, global memory"], moved["TMA load, shared memory"]
+
+
+def bytes_table(module: Any) -> str:
+    lines = ["| k | NVIDIA from L2 | blockscale from L2 | NVIDIA to shared memory | blockscale to shared memory |"]
+    lines.append("|---:|---:|---:|---:|---:|")
+    for k in (768, 1024, 1536, 4096):
+        (theirs_l2, theirs_shared), (ours_l2, ours_shared) = their_bytes(module, k), our_bytes(k)
+        lines.append(f"| {k} | {theirs_l2:,} | {ours_l2:,} | {theirs_shared:,} | {ours_shared:,} |")
+    return "\n".join(lines)
+
+
 def example(checkout: Path) -> tuple[Any, str]:
     """CUTLASS's kernel, and the commit that it is of."""
     path = checkout / EXAMPLE
@@ -102,8 +162,18 @@ our multiplications by alpha, which NVIDIA's kernel has not, are half as many as
 
 {HEADER}
 """
-    Path(path).write_text(text + "\n".join(map(str, rows)) + "\n")
-    print(HEADER, *rows, sep="\n")
+    text += "\n".join(map(str, rows))
+    text += f"""
+
+## Bytes
+
+What TMA moves for a tile of 256 x 256 by a pair of CTAs, as the software GPU counted: read
+from L2, once for all CTAs that get the same, and arriving in shared memory. NVIDIA's kernel loads whole K tiles of 768.
+
+{bytes_table(module)}
+"""
+    Path(path).write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

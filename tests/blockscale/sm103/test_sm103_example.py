@@ -1,6 +1,8 @@
 """B300 on the software GPU as a program meets it: getting started, the presets, and a layer of the demo's."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ import blockscale as bs
 from blockscale import reference
 from blockscale.families.sm103.presets import PRESETS
 
+ROOT = Path(__file__).parents[3]
+
 
 def check(a, b, y, **options):
     exact = reference.gemm(a, b, **options)
@@ -20,22 +24,19 @@ def check(a, b, y, **options):
 
 
 def test_getting_started():
-    """Quantise, take the configuration for the sizes, multiply with L2 set aside; packed operands give the same."""
-    m, n, k = 300, 520, 328
-    random = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(rows, k, generator=random) for rows in (m, n))
-    with bs.emulated("sm_103a", sms=2) as gpu:
-        a_q, b_q = bs.quantize(a), bs.quantize(b)
-        config = bs.config_for(m, n, k)
-        with bs.persisting_l2(config.persist_mb):
-            c = bs.gemm(a_q, b_q, out_dtype=torch.float16, config=config)
-        alpha = a_q.global_scale * b_q.global_scale
-        packed = bs.gemm(
-            a_q.codes, b_q.codes, a_q.scales, b_q.scales, k=k, alpha=alpha, out_dtype=torch.float16, config=config
-        )
+    """The document's program; packed operands give the same."""
+    source = re.search(r"^```python\n(.*?)^```", (ROOT / "docs/sm103.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+    scope = {}
+    exec(compile(source, "docs/sm103.md", "exec"), scope)
+    a, b, c, config, gpu = (scope[name] for name in ("a", "b", "c", "config", "gpu"))
     assert config.mma_k == 96
     assert gpu.findings == []
-    check(a_q, b_q, c)
+    check(a, b, c)
+    alpha = a.global_scale * b.global_scale
+    with bs.emulated("sm_103a", sms=2):
+        packed = bs.gemm(
+            a.codes, b.codes, a.scales, b.scales, k=scope["k"], alpha=alpha, out_dtype=torch.float16, config=config
+        )
     assert same_bits(packed, c)
 
 

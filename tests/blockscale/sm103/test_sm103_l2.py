@@ -67,12 +67,7 @@ def test_multicast_brings_less(model):
     assert wide == 8 * 16 * 1536 * 8192 * 9 // 16
 
 
-def test_the_document_has_these_figures(model):
-    """Those of the two smaller sizes; the larger ones take longer."""
-    text = (ROOT / "docs/sm103.md").read_text()
-    small = tuple(sorted(PRESETS))[:2]
-    assert model.table(small) in text
-    rows = [line for line in text.splitlines() if line.startswith(("| 16384 |", "| 32768 |"))]
-    assert [row.split(" | ")[1] for row in rows] == [
-        name for size in tuple(sorted(PRESETS))[2:] for name in model.orders(size)
-    ]
+@pytest.mark.parametrize("size", [*sorted(PRESETS)[:3], pytest.param(sorted(PRESETS)[3], marks=pytest.mark.prove)])
+def test_the_document_has_these_figures(model, size):
+    rows = model.table((size,)).splitlines()
+    assert set(rows) <= set((ROOT / "docs/sm103.md").read_text().splitlines()), "run: python tools/l2_model.py"
