@@ -167,8 +167,8 @@ our multiplications by alpha, which NVIDIA's kernel has not, are half as many as
 
 ## Bytes
 
-What TMA moves for a tile of 256 x 256 by a pair of CTAs, as the software GPU counted: read
-from L2, once for all CTAs that get the same, and arriving in shared memory. NVIDIA's kernel loads whole K tiles of 768.
+What TMA moves for a tile of 256 x 256 by a pair of CTAs, as the software GPU counted: read from L2, once for all CTAs
+that get the same, and arriving in shared memory. NVIDIA's kernel loads whole K tiles of 768.
 
 {bytes_table(module)}
 """
