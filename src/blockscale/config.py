@@ -40,7 +40,7 @@ class Config:
         l2_sfa, l2_sfb: with K = 96 instructions what L2 is told about scales of a and of b, instead of l2_scales.
         drop: how many tiles before the end of a sweep along n rows of a begin to be loaded as "evict_first".
         first: the operand that is loaded first, "a" or "b".
-        pace: nanoseconds that the epilogue pauses between pieces of a tile, so that stores come less at a time.
+        pace: nanoseconds for which the epilogue is asked to pause between pieces of a tile, so that stores are spread.
         unroll: copies of a load loop's body in the code.
         fixed: the one (m, n, k) that the kernel is compiled for; None for any.
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.

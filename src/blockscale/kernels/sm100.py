@@ -82,7 +82,7 @@ from blockscale.kernels.parts import storage, tensorcore, tma
 from blockscale.kernels.parts.arithmetic import Alpha
 from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.epilogue import Epilogue
-from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K, Geometry
+from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, TILE_K, Geometry
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.schedule import Tiles
@@ -151,6 +151,7 @@ class Sm100Gemm:
         smem: bytes of dynamic shared memory that a CTA may have.
     """
 
+    # What a kernel that is made of this one has otherwise.
     GEOMETRY = Geometry
     ownership = "turns"
     pace = 0
@@ -360,7 +361,7 @@ class Sm100Gemm:
         tensorcore.after_sync()
 
     def corners(self, c, work):
-        """Where the boxes of this CTA begin in a, b, scales of a, scales of b, as a function of the k tile."""
+        """Where the boxes of this CTA begin in a, b, scales of a, scales of b, as a function of the slot along k."""
         g, (batch_a, batch_b) = c.geometry, c.batches
         row, column, matrix = c.tiles.at(work)
         row_b = column * g.tile_n + c.cluster.half * g.b_rows  # its half, where two CTAs have b between them
@@ -369,8 +370,8 @@ class Sm100Gemm:
         return lambda k_tile: (
             (row * CTA_ROWS, k_tile * CODE_BYTES, of_a),
             (row_b, k_tile * CODE_BYTES, of_b),
-            (0, k_tile * STEPS, row, of_a),
-            (0, k_tile * STEPS, atom_b, of_b),
+            (0, k_tile * g.SCALE_STEPS, row, of_a),
+            (0, k_tile * g.SCALE_STEPS, atom_b, of_b),
         )
 
     @cute.jit

@@ -40,7 +40,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from blockscale.kernels.parts import tensorcore, tma
-from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, STEP_K, TILE_K
+from blockscale.kernels.parts.geometry import CTA_ROWS, STEP_K, TILE_K
 from blockscale.kernels.parts.geometry96 import (
     CODE_SLOTS,
     SCALE_SLOTS,
@@ -51,11 +51,11 @@ from blockscale.kernels.parts.geometry96 import (
 )
 from blockscale.kernels.parts.ring import Slot
 from blockscale.kernels.parts.tensorcore96 import TensorCore96, begins
-from blockscale.kernels.parts.tma import CODE_BYTES
 from blockscale.kernels.sm100 import EPILOGUE, LOAD, MMA, Sm100Gemm
 
-SCALES = 6
+LOAD_SCALES = 6
 SCHEDULE = 7
+CODES, SCALES = slice(2), slice(2, 4)  # of the four operands
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Sm103Gemm(Sm100Gemm):
         """Each warp its role."""
         if c.warp == LOAD:
             self.load(c)
-        if c.warp == SCALES:
+        if c.warp == LOAD_SCALES:
             self.load_scales(c)
         if (c.warp == MMA) & c.cluster.leader:
             self.mma(c)
@@ -137,33 +137,14 @@ class Sm103Gemm(Sm100Gemm):
         if (c.warp == SCHEDULE) & c.cluster.first:
             self.schedule(c)
 
-    def codes_at(self, c, work):
-        """Where the boxes of this CTA begin in a and b, as a function of the slot along k."""
-        g, (batch_a, batch_b) = c.geometry, c.batches
-        row, column, matrix = c.tiles.at(work)
-        row_b = column * g.tile_n + c.cluster.half * g.b_rows
-        of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
-        return lambda i: ((row * CTA_ROWS, i * CODE_BYTES, of_a), (row_b, i * CODE_BYTES, of_b))
-
-    def scales_at(self, c, work):
-        """Where the boxes of this CTA begin in the scales of a and of b, as a function of the slot along k."""
-        g, (batch_a, batch_b) = c.geometry, c.batches
-        row, column, matrix = c.tiles.at(work)
-        atom = column * g.tile_n // ATOM_ROWS
-        of_a, of_b = cutlass.min(matrix, batch_a - 1), cutlass.min(matrix, batch_b - 1)
-        return lambda i: ((0, i * g.SCALE_STEPS, row, of_a), (0, i * g.SCALE_STEPS, atom, of_b))
-
     @cute.jit
     def ask_ahead(self, c, operands):
-        """Asks L2 for the codes of the first k tiles of this CTA's first tile, and for their scales."""
+        """Asks L2 for the codes of the first slots of this CTA's first tile, and for their scales."""
         if cutlass.const_expr(self.prefetch > 0):
-            work = c.tiles.first()
-            for of, corners, slots, ahead in (
-                (operands[:2], self.codes_at(c, work), cute.ceil_div(c.k, TILE_K), self.prefetch),
-                (operands[2:], self.scales_at(c, work), cute.ceil_div(c.k, SCALES_K), -(-self.prefetch * 4 // 3)),
-            ):
-                for i in cutlass.range(cutlass.min(slots, ahead), unroll=1):
-                    for operand, corner in zip(of, corners(i), strict=True):
+            corners = self.corners(c, c.tiles.first())
+            for of, most, slot_k in ((CODES, self.prefetch, TILE_K), (SCALES, -(-self.prefetch * 4 // 3), SCALES_K)):
+                for i in cutlass.range(cutlass.min(cute.ceil_div(c.k, slot_k), most), unroll=1):
+                    for operand, corner in zip(operands[of], corners(i)[of], strict=True):
                         operand.prefetch(corner, i)
 
     @cute.jit
@@ -172,34 +153,36 @@ class Sm103Gemm(Sm100Gemm):
         operands = c.memory.after_grids_before().operands
         if cutlass.const_expr(self.pdl):
             self.ask_ahead(c, operands)
-        self.fill(c, c.ab, operands[:2], self.codes_at, cute.ceil_div(c.k, TILE_K))
+        slot = self.fill(c, c.ab, operands, CODES, cute.ceil_div(c.k, TILE_K))
         c.memory.let_next_grid_start()
+        c.ab.drain(slot)
 
     @cute.jit
     def load_scales(self, c):
         """Fills slots of scales, for one tile after the other."""
         operands = c.memory.after_grids_before().operands
-        self.fill(c, c.sf, operands[2:], self.scales_at, cute.ceil_div(c.k, SCALES_K))
+        slot = self.fill(c, c.sf, operands, SCALES, cute.ceil_div(c.k, SCALES_K))
+        c.sf.drain(slot)
 
     @cute.jit
-    def fill(self, c, ring, operands, corners_of, slots):
-        """A ring, with so many slots a tile of two operands."""
+    def fill(self, c, ring, operands, which, slots):
+        """A ring, with so many slots a tile of two operands. Returns the place in the ring after them."""
         tiles, slot = c.tiles, ring.producer()
         order = (1, 0) if self.b_first else (0, 1)
         work = tiles.first()
         while work.valid:
-            corners = corners_of(c, work)
-            mine = self.with_hints(c, work, operands)
+            corners = self.corners(c, work)
+            mine = self.with_hints(c, work, operands[which])
             for i in cutlass.range(slots, unroll=self.unroll):
                 ring.wait_empty(slot)
                 if c.cluster.leader:
                     ring.expect_copies(slot)
-                corner = corners(i)
-                for which in cutlass.range_constexpr(2):
-                    mine[order[which]].fetch(corner[order[which]], slot, ring, i)
+                corner = corners(i)[which]
+                for one in cutlass.range_constexpr(2):
+                    mine[order[one]].fetch(corner[order[one]], slot, ring, i)
                 slot = slot.next()
             work = tiles.after(work)
-        ring.drain(slot)
+        return slot
 
     def with_hints(self, c, work, operands):
         """The operands of a and b; L2 is told otherwise about that of a, where it is dropped."""
@@ -273,10 +256,12 @@ class Sm103Gemm(Sm100Gemm):
                         core.multiply(step + 1, begin[begins(step + 1)], columns, *target, True)
                 c.sf.again().commit_empty(at.scales)
                 at = at.after_scales()
-        for slot in cutlass.range_constexpr(CODE_SLOTS):
-            if slots > slot:
-                c.ab.again().commit_empty(codes[slot])
-                at = replace(at, codes=codes[slot + 1])
+                if cutlass.const_expr(pair > 0):
+                    c.ab.again().commit_empty(codes[pair - 1])
+                    at = replace(at, codes=codes[pair])
+        if slots > (rest - 1) // 2:  # the last pair begins with a slot that none follows
+            c.ab.again().commit_empty(at.codes)
+            at = replace(at, codes=at.codes.next())
         return at
 
     def beginning(self, c):

@@ -36,16 +36,16 @@ def operand(rows, k, seed=0):
     return bs.NVFP4Tensor.from_parts(t.codes, scales, t.global_scale, shape=t.shape, check_values=False)
 
 
-def check(m, n, k, config, *, schedule=("lazy", 0), sms=2, **options):
+def check(m, n, k, config, *, schedule=("lazy", 0), sms=2):
     """The result and the report; a finding raises, and so does an element beside the result that was written."""
     a, b = operand(m, k), operand(n, k, seed=1)
     wide = torch.full((m, n + 3), torch.nan)
     y = wide[:, :n]
     with bs.emulated("sm_103a", schedule=schedule[0], seed=schedule[1], sms=sms, checks="strict") as gpu:
-        bs.gemm(a, b, out=y, out_dtype=torch.float32, config=config, **options)
-    exact = reference.gemm(a, b, **options)
+        bs.gemm(a, b, out=y, out_dtype=torch.float32, config=config)
+    exact = reference.gemm(a, b)
     c = reference.tensor_core_tolerance(k)
-    reference.check(y, exact, reference.tolerance(a, b, exact, out_dtype=y.dtype, c=c, **options))
+    reference.check(y, exact, reference.tolerance(a, b, exact, out_dtype=y.dtype, c=c))
     assert wide[:, n:].isnan().all()
     return y.clone(), gpu.report
 
@@ -63,7 +63,7 @@ def ptx(config, **product):
 )
 def test_every_rest_of_k(k):
     """One to eight instructions, one to three slots of codes, of which the last instruction may need one more."""
-    check(33, 40, k, Config((128, 32), mma_k=96))
+    check(33, 40, k, Config((128, 32), mma_k=96, stages=2))
 
 
 @pytest.mark.parametrize("tile", [(128, 8), (128, 96), (128, 160), (256, 48), (256, 192), (256, 224)], ids=str)
@@ -100,9 +100,9 @@ def test_overlapping_sums_of_a_pair_under_every_schedule():
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s[0]}{s[1]}")
 def test_few_slots_under_every_schedule(schedule):
-    """Two slots of codes are the fewest, and beside them two of scales; tiles on request."""
+    """Two slots of codes are the fewest, and beside them two of scales; the rest of k takes three. Tiles on request."""
     config = Config((128, 32), mma_k=96, stages=2, accumulators=2, schedule="clc", pdl=True)
-    check(150, 100, 1000, config, schedule=schedule)
+    check(150, 100, 1408, config, schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,11 @@ def test_a_batch_with_all_that_an_epilogue_does():
         a.layout,
         torch.Size((2, 145, 520)),
     )
-    options = {"bias": bias, "activation": "silu", "alpha": 0.01}
+    options = {"bias": bias, "alpha": 0.01}
+    config = Config((256, 64), mma_k=96, accumulators=2)
     with bs.emulated("sm_103a", checks="strict", sms=4):
-        y = bs.gemm(batch, b, out_dtype=torch.float32, config=Config((256, 64), mma_k=96, accumulators=2), **options)
-    exact = reference.gemm(batch, b, **options)
+        y = bs.gemm(batch, b, out_dtype=torch.float32, config=config, activation="silu", **options)
+    exact = reference.gemm(batch, b, activation="silu", **options)
     c = reference.tensor_core_tolerance(520)
     reference.check(y, exact, reference.tolerance(batch, b, exact, out_dtype=y.dtype, c=c, **options))
 
@@ -158,32 +159,30 @@ def test_a_batch_with_all_that_an_epilogue_does():
 
 
 def loads(text):
-    """The TMA loads of a kernel: (parameter of the tensor map, how many)."""
-    return re.findall(r"cp\.async\.bulk\.tensor\S*shared::cluster\.global\S* .*", text)
+    """The TMA loads of a kernel in order: (offset in shared memory, hint for L2)."""
+    constants = dict(re.findall(r"mov\.b64\s+(%rd\d+), (\d+);", text))
+    found = re.findall(r"cp\.async\.bulk\.tensor\S*shared::cluster\.global\S* \[%r\d+\+(\d+)\].*, (%rd\d+);", text)
+    return [(int(offset), constants.get(hint, hint)) for offset, hint in found]
 
 
 def test_the_operand_that_is_loaded_first():
-    """Boxes of b have other rows than those of a: the order is that of their first coordinates."""
-    first = ptx(SMALL), ptx(Config((256, 64), mma_k=96, stages=3, first="b"))
-    assert len(loads(first[0])) == len(loads(first[1])) == 4
-    maps = [re.findall(r"\[(%rd\d+), \{", "\n".join(loads(text))) for text in first]
-    params = [dict(re.findall(r"mov\.b64 *(%rd\d+), (\w+_param_\d+);", text)) for text in first]
-    orders = [[names.get(register, register) for register in found] for found, names in zip(maps, params, strict=True)]
-    assert orders[0] != orders[1]
-    check(300, 70, 850, Config((256, 64), mma_k=96, stages=3, first="b"))
+    """Codes of b are behind those of a in shared memory, and so are its scales."""
+    b_first = Config((256, 64), mma_k=96, stages=3, first="b")
+    one, other = ([offset for offset, _ in loads(ptx(config))] for config in (SMALL, b_first))
+    assert one == sorted(one)
+    assert other == [one[i] for i in (1, 0, 3, 2)]
+    check(300, 70, 850, b_first)
 
 
 def test_hints_of_each_operand():
     """Codes and scales of each have their own; what is dropped turns from one hint to the other."""
     first, last = str(0x12F0000000000000), str(0x14F0000000000000)
-    for field in ("l2_a", "l2_b", "l2_sfa", "l2_sfb"):
+    for i, field in enumerate(("l2_a", "l2_b", "l2_sfa", "l2_sfb")):
         text = ptx(Config((256, 64), mma_k=96, stages=3, **{field: "evict_last"}))
-        assert sum("cache_hint" in load for load in loads(text)) == 1
-        assert last in text
-        assert first not in text
+        assert [hint for _, hint in loads(text)] == [last if i == j else "0" for j in range(4)]
     kept = Config((256, 64), mma_k=96, stages=3, l2_a="evict_last", l2_sfa="evict_last", drop=1, raster="n")
-    text = ptx(kept)
-    assert len(re.findall(rf"selp\.b64 .*(?:{first}, {last}|{last}, {first})", text)) == 2
+    chosen = re.findall(rf"selp\.b64\s+(%rd\d+), {last}, {first},", text := ptx(kept))
+    assert [hint for _, hint in loads(text)] == [chosen[0], "0", chosen[1], "0"]
     check(300, 200, 300, kept)
 
 
@@ -197,7 +196,8 @@ def test_paced_stores():
     assert "nanosleep" not in ptx(PAIR)
     paced = Config((256, 256), mma_k=96, accumulators=2, release="preload", pace=300)
     assert "nanosleep.u32 300;" in ptx(paced)
-    one, two = (check(200, n, 100, paced)[1].counters["opcodes"].get("nanosleep", 0) for n in (250, 500))
+    reports = [check(200, n, 100, paced)[1] for n in (250, 500)]
+    one, two = (sum(n for name, n in r.counters["instructions"].items() if "nanosleep" in name) for r in reports)
     assert (one, two) == (0, 7 * 4 * 2)  # between eight pieces, 4 warps, 2 CTAs
 
 
@@ -212,6 +212,7 @@ def test_fixed_sizes():
     sizes = (300, 200, 850)
     fixed = Config((256, 64), mma_k=96, stages=3, fixed=sizes)
     check(*sizes, fixed)
+    check(300, 60, 850, Config((128, 64), mma_k=96, stages=2, swap=True, fixed=(300, 60, 850)))
     reason = supports(Problem(300, 200, 851), B300, fixed)
     assert (reason.argument, "expected None or (300, 200, 851)" in reason.message) == ("config.fixed", True)
     general, special = (
@@ -248,7 +249,7 @@ def test_scales_in_use_are_not_overwritten_unseen(mutant):
     """Without the wait for what had a set of columns before."""
     kept = Ring.wait_empty
     mutant(Ring, "wait_empty", lambda ring, slot: None if ring.name == "sf" and slot.first == 0 else kept(ring, slot))
-    config = Config((128, 256), mma_k=96, accumulators=2, stages=5)
+    config = Config((128, 256), mma_k=96, accumulators=2, stages=4)
     with pytest.raises(ptxemu.Error):
         check(40, 300, 1600, config)
 

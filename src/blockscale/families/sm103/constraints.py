@@ -39,7 +39,7 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "l2_sfb": HINTS,
     "first": ("a", "b"),
 }
-RANGES = {**k64.RANGES, "pace": range(2**20), "drop": range(2**16), "unroll": range(1, 5)}
+RANGES = {**k64.RANGES, "pace": range(10**6 + 1), "drop": range(2**16), "unroll": range(1, 5)}
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -81,6 +81,8 @@ def _order(problem: Problem, config: Config) -> Iterator[Reason]:
             if getattr(config, name) != plain:
                 given = f"{getattr(config, name)!r}, expected {plain!r}"
                 yield Reason(f"config.{name}", f"{given} beside ownership 'lines'")
+    if config.drop and (config.l2_a is None or config.l2_sfa is None):
+        yield Reason("config.drop", f"{config.drop}, expected 0 unless L2 is told what to do with l2_a and l2_sfa")
     sizes = (problem.m, problem.n, problem.k)
     if config.fixed is not None and config.fixed != sizes:
         yield Reason("config.fixed", f"{config.fixed}, expected None or {sizes}, the sizes of the product")
