@@ -141,5 +141,5 @@ def test_explain_prints_them():
     text = bs.explain(8192, 8192, 8192, gpu="b300").splitlines()
     config = bs.config_for(8192, 8192, 8192, gpu="gb300")
     assert text[0] == f"8192 x 8192 x 8192 on b300 (sm_103a): {config}"
-    assert text[1].startswith("1. preset: 8192 x 8192 x 8192")
+    assert text[1].startswith("1. preset: modelled on GEMM3's for 8192 x 8192 x 8192")
     assert config.persist_mb == 48
