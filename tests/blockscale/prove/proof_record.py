@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import sweep_sm100
+import sweep_sm103
 from sweep import GPU_MODE, Row, Shape, Sweep, scaled
 
 import blockscale as bs
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "architecture.md"
-SWEEPS: dict[str, Sweep] = {"sm100": sweep_sm100.SWEEP}
+SWEEPS: dict[str, Sweep] = {"sm100": sweep_sm100.SWEEP, "sm103": sweep_sm103.SWEEP}
 Entry = dict[str, Any]
 
 

@@ -22,7 +22,6 @@ from blockscale import families, plan, reference, store
 from blockscale.config import Config
 from blockscale.problem import NVFP4, Problem, Target
 
-SMS = 8  # of the emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
 SCHEDULES = (("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2))
 DATA = ("every code and scale", "positive", "integers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -102,6 +101,7 @@ class Sweep:
         shapes: a pool of each kind, of which a row takes one.
         product: the values of a product's properties.
         seed: of a few the one with the fewest rows.
+        sms: of the emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products.
     """
 
     target: Target
@@ -115,6 +115,7 @@ class Sweep:
     )
     product: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: PRODUCT)
     seed: int = 4
+    sms: int = 8
 
     def __post_init__(self) -> None:
         family = families.of(self.target)

@@ -11,7 +11,7 @@ import sweep
 import torch
 from operands import every_code_and_scale
 from proof_record import SWEEPS
-from sweep import BATCHES, DATA, GPU_MODE, LARGE, SCHEDULES, SMALL, SMS, Shape
+from sweep import BATCHES, DATA, GPU_MODE, LARGE, SCHEDULES, SMALL, Shape
 
 import blockscale as bs
 from blockscale import reference
@@ -33,7 +33,7 @@ def run(row, work):
     start, counts = time.perf_counter(), collections.Counter(products=0, instructions=0, findings=0)
     first = {}
     for kind, seed in SCHEDULES:
-        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=SMS) as gpu:  # a finding raises
+        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=row.sweep.sms) as gpu:  # a finding raises
             for shape, data, gap in work:
                 try:
                     got = sweep.multiply(row, shape, data, gap)
