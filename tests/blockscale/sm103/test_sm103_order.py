@@ -58,6 +58,25 @@ def test_every_tile_has_exactly_one_turn(shape, raster, group):
     assert_every_tile_once(m, n, row, column, which)
 
 
+@pytest.mark.parametrize("slots", [1, 3, 5])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def test_pairs_in_the_place_of_a_cluster_have_its_tiles(shape, slots):
+    """Whichever blocks of a grid run as pairs, their CTAs have the same tiles as those of the larger cluster."""
+    (width, height), (down, across) = shape, (4, 3)
+
+    def tile_of(x, y):
+        return owned_tile(x, y, (down, across), 1, slots, shape, "n", min, choose)
+
+    for block in range(down * across):
+        start = block * width
+        whole = {tile_of(start + x, y) for x in range(width) for y in range(height)}
+        parts = {tile_of(x + half, y) for x in range(start, start + width, 2) for y in range(height) for half in (0, 1)}
+        rows, columns = ({tile[i] for tile in whole} for i in (0, 1))
+        assert whole == parts
+        assert (len(whole), len(rows), len(columns)) == (width * height, width, height)
+        assert min(rows) % width == min(columns) % height == 0
+
+
 @pytest.mark.parametrize(("inner", "outer", "batch"), [(5, 3, 2), (16, 8, 1), (7, 11, 3), (1, 4, 5), (9, 1, 4)])
 def test_a_batch_has_its_matrices_lines(inner, outer, batch):
     count = inner * outer * batch
