@@ -107,7 +107,7 @@ def theirs(tile: tuple[int, int]) -> Row:
     return row(name, tile[1], kernel.num_ab_stage, kernel.shared_storage.size_in_bytes(), cubin)
 
 
-def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
+def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes, mmas_a_k_tile: int = MMAS_A_K_TILE) -> Row:
     used, listing = disassembled(cubin)
     loop = mma_loop(listing)
     mmas = sum(MMA in text for text in loop)
@@ -120,7 +120,7 @@ def row(kernel: str, columns: int, stages: int, smem: int, cubin: bytes) -> Row:
         used["LOCAL"],
         spilling(listing),
         len(listing),
-        len(loop) * MMAS_A_K_TILE / mmas,
+        len(loop) * mmas_a_k_tile / mmas,
         epilogue(listing, columns),
     )
 

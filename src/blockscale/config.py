@@ -21,6 +21,8 @@ class Config:
         schedule: "static" (each CTA takes every so-manieth tile) or "clc" (it asks the hardware for its next one).
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         group: width of the bands, in tiles across `raster`, that tiles are walked in; 1 for line after line.
+        ownership: with the static schedule, whose a tile is: "turns" (each CTA takes every so-manieth of this order) or
+            "lines" (clusters keep to lines along `raster`, and so to rows of an operand).
         swap: the kernel multiplies b by a^T and stores the result transposed: its rows are the columns of the result.
         pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).
         prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any.
@@ -28,11 +30,19 @@ class Config:
         store: how results leave: "direct" from registers; "tma" by way of shared memory, swizzled; "tma_rows" likewise,
             row after row, as a first version would.
         read: the most columns of tensor memory that a thread reads before it waits for them.
-        release: when an accumulator is free: "late", once it is stored, or "early", once it is read.
+        release: when an accumulator is free: "late", once it is stored, "early", once it is read, or "preload", once it
+            is read, of which nothing is converted before.
         store_slots: buffers of a warp for what leaves by way of shared memory.
         ahead: with pdl, weights are read before that: for weights that no kernel before it in an unbroken chain of
             overlapped launches writes, nor the one ahead of that chain.
         wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
+        mma_k: k of a tensor-core instruction, 64, or with K = 96 instructions 96.
+        l2_sfa, l2_sfb: with K = 96 instructions what L2 is told about scales of a and of b, instead of l2_scales.
+        drop: how many tiles before the end of a sweep along n rows of a begin to be loaded as "evict_first".
+        first: the operand that is loaded first, "a" or "b".
+        pace: nanoseconds for which the epilogue is asked to pause between pieces of a tile, so that stores are spread.
+        unroll: copies of a load loop's body in the code.
+        fixed: the one (m, n, k) that the kernel is compiled for; None for any.
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
         split: CTAs of a cluster that share a tile and split k; their sums are added in order.
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
@@ -51,6 +61,7 @@ class Config:
     schedule: str = "static"
     raster: str = "m"
     group: int = 1
+    ownership: str = "turns"
     swap: bool = False
     pdl: bool = False
     prefetch: int = 0
@@ -62,6 +73,14 @@ class Config:
     read: int = 32
     release: str = "late"
     store_slots: int = 2
+    mma_k: int = 64
+    l2_sfa: str | None = None
+    l2_sfb: str | None = None
+    drop: int = 0
+    first: str = "a"
+    pace: int = 0
+    unroll: int = 1
+    fixed: tuple[int, int, int] | None = None
     ahead: bool = False
     wgmma: bool = False
     k_warps: int = 1
@@ -87,21 +106,28 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_integer, value))
+def _are_integers(value: Any, count: int) -> bool:
+    return isinstance(value, tuple) and len(value) == count and all(map(_is_integer, value))
 
 
 _IS: dict[str, Callable[[Any], bool]] = {
     "int": _is_integer,
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
-    "tuple[int, int]": _is_pair,
+    "tuple[int, int]": lambda value: _are_integers(value, 2),
+    "tuple[int, int, int]": lambda value: _are_integers(value, 3),
 }
-_CALLED = {"int": "an integer", "str": "a string", "bool": "a bool", "tuple[int, int]": "a tuple of two integers"}
+_CALLED = {
+    "int": "an integer",
+    "str": "a string",
+    "bool": "a bool",
+    "tuple[int, int]": "a tuple of two integers",
+    "tuple[int, int, int]": "a tuple of three integers",
+}
 
 
 def _text(value: Any) -> str:
-    return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True)

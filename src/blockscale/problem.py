@@ -40,6 +40,8 @@ class Target:
 
 TARGETS = (
     Target("sm_100a", "sm100", (10, 0), "b200", sms=148, smem=232_448, l2=126 * 2**20),
+    Target("sm_103a", "sm103", (10, 3), "b300", sms=148, smem=232_448, l2=126 * 2**20),
+    Target("sm_103a", "sm103", (10, 3), "gb300", sms=152, smem=232_448, l2=126 * 2**20),
     Target("sm_90a", "sm90", (9, 0), "h200", sms=132, smem=232_448, l2=50 * 2**20),
     Target("sm_120a", "sm120", (12, 0), "rtxpro6000", sms=188, smem=101_376, l2=128 * 2**20),
     Target("sm_120a", "sm120", (12, 0), "rtx5090", sms=170, smem=101_376, l2=96 * 2**20),
@@ -49,14 +51,13 @@ TARGETS = (
 
 # NVIDIA GPUs with FP4 or a planned kernel, known by name so that a refusal can say more than "unknown".
 WITHOUT_KERNELS = {
-    **dict.fromkeys(("sm_103a", "b300"), "B300"),
     "sm_107a": "Rubin",
     "sm_110a": "Thor",
 }
 
 
 def target_named(name: str, argument: str = "gpu") -> Target:
-    """The target with this architecture ("sm_100a") or GPU name ("b200").
+    """The target with this GPU name ("b200"), or the first with this architecture ("sm_100a").
 
     Raises:
         TypeError: `name` is no string. ValueError: no kernels are written for it; the message lists what there is.

@@ -6,12 +6,12 @@ from types import ModuleType
 
 import torch
 
-from blockscale.backends import cpu, sm90, sm100, sm120
+from blockscale.backends import cpu, sm90, sm100, sm103, sm120
 from blockscale.config import Config
 from blockscale.launch import cuda, emulated
 from blockscale.problem import Target, compiled_for, target_named, target_of_capability
 
-_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100, "sm120": sm120}
+_BUILT: dict[str, ModuleType] = {"cpu": cpu, "sm90": sm90, "sm100": sm100, "sm103": sm103, "sm120": sm120}
 NAMES = ("cpu", "sm90", "sm100", "sm103", "sm120")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.config import Choice, Config, Reason
 from blockscale.entry import Entry
-from blockscale.families import sm90, sm100, sm120
+from blockscale.families import sm90, sm100, sm103, sm120
 from blockscale.problem import NVFP4, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
@@ -73,7 +73,7 @@ class Family(Protocol):
         """`ENTRY.values` without the first, the factor, which is the call's."""
 
 
-_FAMILIES: dict[str, Family] = {"sm100": sm100, "sm90": sm90, "sm120": sm120}
+_FAMILIES: dict[str, Family] = {"sm100": sm100, "sm103": sm103, "sm90": sm90, "sm120": sm120}
 
 
 def of(target: Target) -> Family:

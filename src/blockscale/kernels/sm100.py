@@ -82,7 +82,7 @@ from blockscale.kernels.parts import storage, tensorcore, tma
 from blockscale.kernels.parts.arithmetic import Alpha
 from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.epilogue import Epilogue
-from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K, Geometry
+from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, TILE_K, Geometry
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.schedule import Tiles
@@ -105,8 +105,10 @@ class Context:
     geometry: Geometry
     cluster: Cluster
     ab: Ring
+    sf: Ring | None  # of scales, where they have a ring of their own
     acc: Ring
     tiles: Tiles
+    k: Int32
     k_tiles: Int32
     batches: tuple[Int32, Int32]  # matrices of a and of b: as many as of the output, or one for all
     smem: Any
@@ -115,7 +117,8 @@ class Context:
 
     @property
     def rings(self) -> tuple[Ring, ...]:
-        return self.ab, self.acc, *self.tiles.rings
+        own = () if self.sf is None else (self.sf,)
+        return self.ab, *own, self.acc, *self.tiles.rings
 
     def turn(self, sums: Slot) -> Int32:
         """Which accumulator a slot of `acc` stands for."""
@@ -148,6 +151,12 @@ class Sm100Gemm:
         smem: bytes of dynamic shared memory that a CTA may have.
     """
 
+    # What a kernel that is made of this one has otherwise.
+    GEOMETRY = Geometry
+    ownership = "turns"
+    pace = 0
+    WARPS = SCHEDULE + 1  # the last of them where tiles are requested alone
+
     def __init__(
         self,
         tile,
@@ -176,11 +185,11 @@ class Sm100Gemm:
         smem=SMEM_BYTES,
     ):
         staging = staging_bytes(store, store_slots, tile[1], read, out_dtype)
-        self.geometry = Geometry(tile, stages, accumulators, smem, staging, cluster)
+        self.geometry = self.GEOMETRY(tile, stages, accumulators, smem, staging, cluster)
         self.fallback_cluster = None if fallback_cluster == self.geometry.shape else fallback_cluster
         self.requests, self.raster, self.group = schedule == "clc", raster, group
         self.pdl, self.prefetch, self.swap = pdl, prefetch, swap
-        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
+        self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales, l2_scales))
         self.epilogue = Epilogue(
             tile[1],
             out_dtype,
@@ -193,6 +202,7 @@ class Sm100Gemm:
             bias=bias,
             activation=activation,
             overlap=self.geometry.overlap,
+            pace=self.pace,
         )
 
     def __repr__(self):
@@ -244,7 +254,7 @@ class Sm100Gemm:
             (batch_a, batch_b),
         ).launch(
             grid=[blocks * width, height, 1],
-            block=[WARP * (SCHEDULE + 1 if self.requests else SCHEDULE), 1, 1],
+            block=[WARP * (self.WARPS if self.requests else self.WARPS - 1), 1, 1],
             cluster=[width, height, 1] if width * height > 1 else None,
             fallback_cluster=None if self.fallback_cluster is None else [*self.fallback_cluster, 1],
             smem=g.smem_bytes,
@@ -267,7 +277,7 @@ class Sm100Gemm:
         blocks: tuple[Int32, Int32, Int32],
         batches: tuple[Int32, Int32],
     ):
-        m, n, k = size
+        (m, n, k), blocks = self.sizes(size, blocks)
         g = self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cluster = Cluster.here(g, self.fallback_cluster)
@@ -277,8 +287,12 @@ class Sm100Gemm:
             geometry=g,
             cluster=cluster,
             ab=storage.operand_ring(g, smem, cluster),
+            sf=storage.scale_ring(g, smem, cluster),
             acc=storage.sum_ring(g, smem, cluster),
-            tiles=storage.tiles(g, smem, cluster, (*blocks, self.raster, self.group, g.shape), self.requests),
+            tiles=storage.tiles(
+                g, smem, cluster, (*blocks, self.raster, self.group, g.shape), self.requests, self.ownership == "lines"
+            ),
+            k=k,
             k_tiles=cute.ceil_div(k, TILE_K),
             batches=batches,
             smem=smem,
@@ -297,17 +311,14 @@ class Sm100Gemm:
         )
         self.prepare(context)
         context = replace(context, tmem=smem.tmem.ptr.load())
-        if warp == LOAD:
-            self.load(context)
-        if (warp == MMA) & cluster.leader:
-            self.mma(context)
-        if warp < EPILOGUE.stop:
-            self.epilogue.run(context, EPILOGUE)
-        if (warp == SCHEDULE) & cluster.first:
-            self.schedule(context)
+        self.play(context)
         self.finish(context)
         for ring in context.rings:
             ring.check()
+
+    def sizes(self, size, blocks):
+        """The kernel's m, n and k, and how many blocks of tiles there are along m, n and the batch."""
+        return size, blocks
 
     @cute.jit
     def prepare(self, c):
@@ -327,6 +338,18 @@ class Sm100Gemm:
         self.synchronise()
 
     @cute.jit
+    def play(self, c):
+        """Each warp its role."""
+        if c.warp == LOAD:
+            self.load(c)
+        if (c.warp == MMA) & c.cluster.leader:
+            self.mma(c)
+        if c.warp < EPILOGUE.stop:
+            self.epilogue.run(c, EPILOGUE)
+        if (c.warp == SCHEDULE) & c.cluster.first:
+            self.schedule(c)
+
+    @cute.jit
     def synchronise(self):
         """All warps of the cluster."""
         tensorcore.before_sync()
@@ -338,7 +361,7 @@ class Sm100Gemm:
         tensorcore.after_sync()
 
     def corners(self, c, work):
-        """Where the boxes of this CTA begin in a, b, scales of a, scales of b, as a function of the k tile."""
+        """Where the boxes of this CTA begin in a, b, scales of a, scales of b, as a function of the slot along k."""
         g, (batch_a, batch_b) = c.geometry, c.batches
         row, column, matrix = c.tiles.at(work)
         row_b = column * g.tile_n + c.cluster.half * g.b_rows  # its half, where two CTAs have b between them
@@ -347,8 +370,8 @@ class Sm100Gemm:
         return lambda k_tile: (
             (row * CTA_ROWS, k_tile * CODE_BYTES, of_a),
             (row_b, k_tile * CODE_BYTES, of_b),
-            (0, k_tile * STEPS, row, of_a),
-            (0, k_tile * STEPS, atom_b, of_b),
+            (0, k_tile * g.SCALE_STEPS, row, of_a),
+            (0, k_tile * g.SCALE_STEPS, atom_b, of_b),
         )
 
     @cute.jit

@@ -145,11 +145,12 @@ def open_cuda() -> ctypes.CDLL:
 
 
 @contextlib.contextmanager
-def persisting_l2(mb: Any) -> Iterator[None]:
+def persisting_l2(mb: Any) -> Iterator[float]:
     """Inside, `mb` MiB of the current GPU's L2 cache are set aside for data that kernels ask to keep.
 
-    What `Config.persist_mb` of a configuration says is how much it was measured with. The kernels of this version ask
-    to keep nothing, so it changes nothing for them. Without a GPU the value is checked and nothing else happens.
+    `Config.persist_mb` says how much a configuration wants: one whose `l2_a` is "evict_last" asks L2 to keep a. Neither
+    pins anything, and no result depends on it. The value of the `with` says what was set aside, in MiB: what CUDA made
+    of `mb`, or 0.0 where there is no GPU, in the emulator too. Launches that were begun inside may end outside.
     Source: CUDA programming guide, "L2 cache set-aside for persisting accesses".
 
     Raises:
@@ -161,15 +162,16 @@ def persisting_l2(mb: Any) -> Iterator[None]:
     if not (math.isfinite(size) and size >= 0):
         raise ValueError(f"mb: {mb}, expected a finite number of MiB, at least 0")
     if not torch.cuda.is_available():
-        yield
+        yield 0.0
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]
     cudart, device = open_cuda(), torch.cuda.current_device()
-    before, wanted = ctypes.c_size_t(), ctypes.c_size_t(min(int(size * 2**20), _MOST_BYTES))
+    before, wanted, made = ctypes.c_size_t(), ctypes.c_size_t(min(int(size * 2**20), _MOST_BYTES)), ctypes.c_size_t()
     _check(cudart, mb, cudart.cudaDeviceGetLimit(ctypes.byref(before), _PERSISTING_L2_SIZE))
     _check(cudart, mb, cudart.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, wanted))
     try:
-        yield
+        _check(cudart, mb, cudart.cudaDeviceGetLimit(ctypes.byref(made), _PERSISTING_L2_SIZE))
+        yield made.value / 2**20
     finally:
         with torch.cuda.device(device):  # the block may have made another one current
             _check(cudart, before.value / 2**20, cudart.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, before))

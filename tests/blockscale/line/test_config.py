@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 import blockscale as bs
 from blockscale import families, heuristics, problem
@@ -193,9 +194,9 @@ def test_every_field_is_either_code_or_an_argument_of_the_call():
     ("name", "message"),
     [
         ("sm_110a", "'sm_110a' is Thor, for which this version has no kernels; expected 'b200' \\(sm_100a\\)"),
-        ("sm_103a", "B300"),
+        ("sm_120a", "RTX 50"),
         ("sm_100", "the suffix of an architecture is part of its name"),
-        ("b100", "'b100', expected 'b200' \\(sm_100a\\), 'h200' \\(sm_90a\\)$"),
+        ("b100", "'b100', expected 'b200' \\(sm_100a\\), 'b300' \\(sm_103a\\), 'gb300' .*, 'h200' \\(sm_90a\\)$"),
     ],
 )
 def test_gpus_without_kernels(name, message):
@@ -234,5 +235,6 @@ def test_persisting_l2_checks_its_value(mb, error):
 
 
 def test_persisting_l2_without_a_gpu_does_nothing():
-    with bs.persisting_l2(8.5):
+    with bs.persisting_l2(8.5) as made:
+        assert made == 0 or torch.cuda.is_available()
         assert bs.available_backends()["cpu"] is None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import sweep_sm100
+import sweep_sm103
 import sweep_sm120
 from sweep import Row, Shape, Sweep, scaled
 
@@ -26,7 +27,7 @@ import blockscale as bs
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "architecture.md"
-SWEEPS: dict[str, Sweep] = {"sm100": sweep_sm100.SWEEP, "sm120": sweep_sm120.SWEEP}
+SWEEPS: dict[str, Sweep] = {each.target.backend: each for each in (sweep_sm100.SWEEP, sweep_sm103.SWEEP, sweep_sm120.SWEEP)}
 Entry = dict[str, Any]
 
 

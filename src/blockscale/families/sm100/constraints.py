@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from blockscale.config import Config, Reason
@@ -73,14 +73,18 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
 
 def _reasons(problem: Problem, target: Target, config: Config) -> Iterator[Reason]:
     """Each presumes that those before it do not hold."""
-    yield from _values(config)
-    yield from _cluster(config)
-    yield from _epilogue(problem, config)
-    yield from _memory(problem, target, config)
-    yield from _tiles(problem, config)
+    yield from values(config, ALLOWED, RANGES)
+    yield from cluster(config, SIDES, MOST_CLUSTER)
+    yield from epilogue(problem, config)
+    sizes = geometry(config, target, problem.out_dtype)
+    yield from memory(target, config, sizes)
+    yield from tiles(problem, config, sizes)
 
 
-def _values(config: Config) -> Iterator[Reason]:
+def values(
+    config: Config, allowed_values: Mapping[str, Sequence[Any]], ranges: Mapping[str, range]
+) -> Iterator[Reason]:
+    """Fields whose value no configuration has, of those that the two tables name."""
     rows, columns = config.tile
     if rows not in ROWS:
         yield Reason("config.tile", f"{rows} rows, expected {ROWS[0]} or {ROWS[1]}")
@@ -88,11 +92,11 @@ def _values(config: Config) -> Iterator[Reason]:
         allowed = widths(rows)
         expected = f"a multiple of {allowed.step} from {allowed[0]} to {allowed[-1]}"
         yield Reason("config.tile", f"{columns} columns, expected {expected} beside {rows} rows")
-    for name, allowed_values in ALLOWED.items():
+    for name, known in allowed_values.items():
         value = getattr(config, name)
-        if value not in allowed_values:
-            yield Reason(f"config.{name}", f"{value!r}, expected {' or '.join(map(repr, allowed_values))}")
-    for name, numbers in RANGES.items():
+        if value not in known:
+            yield Reason(f"config.{name}", f"{value!r}, expected {' or '.join(map(repr, known))}")
+    for name, numbers in ranges.items():
         value = getattr(config, name)
         if value is not None and value not in numbers:
             step = f"a multiple of {numbers.step} from " if numbers.step > 1 else ""
@@ -102,15 +106,16 @@ def _values(config: Config) -> Iterator[Reason]:
         yield Reason("config.ctas", f"{config.ctas}, expected None: with schedule 'clc' there are as many as tiles")
 
 
-def _cluster(config: Config) -> Iterator[Reason]:
+def cluster(config: Config, allowed_sides: Sequence[int], most: int) -> Iterator[Reason]:
+    """Why a cluster cannot be."""
     pair = config.tile[0] > CTA_ROWS
     for name in ("cluster", "fallback_cluster"):
         shape = getattr(config, name)
         if shape is None:
             continue
-        if any(side not in SIDES for side in shape) or shape[0] * shape[1] > MOST_CLUSTER:
-            sides = ", ".join(map(str, SIDES))
-            yield Reason(f"config.{name}", f"{shape}, expected sides of {sides}, and {MOST_CLUSTER} CTAs at most")
+        if any(side not in allowed_sides for side in shape) or shape[0] * shape[1] > most:
+            sides = ", ".join(map(str, allowed_sides))
+            yield Reason(f"config.{name}", f"{shape}, expected sides of {sides}, and {most} CTAs at most")
         elif pair and shape[0] % 2:
             yield Reason(
                 f"config.{name}", f"{shape}, expected an even first side: 256 rows are those of a pair of CTAs"
@@ -125,7 +130,8 @@ def _cluster(config: Config) -> Iterator[Reason]:
         )
 
 
-def _epilogue(problem: Problem, config: Config) -> Iterator[Reason]:
+def epilogue(problem: Problem, config: Config) -> Iterator[Reason]:
+    """Why results cannot leave so."""
     quantised = problem.out_dtype == NVFP4
     most = most_held(problem.activation)
     if fragment(config.tile[1], config.read, problem.out_dtype) > most:
@@ -162,23 +168,26 @@ def _without_effect(problem: Problem, config: Config) -> Iterator[Reason]:
         yield Reason("config.l2_out", f"{given} beside store 'direct': it goes with {stores}")
 
 
-def _memory(problem: Problem, target: Target, config: Config) -> Iterator[Reason]:
-    most = geometry(config, target, problem.out_dtype).most_stages
-    tiles = f"{config.accumulators} x {config.tile[0]}x{config.tile[1]}"
-    if most < 1:
-        memory = f"{target.smem:,} bytes of shared memory and {TMEM_COLUMNS} columns of tensor memory"
-        yield Reason("config.tile", f"{tiles} of sums and one stage of operands do not fit {memory} of {target.arch}")
-    elif config.stages is not None and not 1 <= config.stages <= most:
-        yield Reason("config.stages", f"{config.stages}, expected None or 1 to {most} beside {tiles} of sums")
+def memory(target: Target, config: Config, sizes: Geometry, fewest: int = 1) -> Iterator[Reason]:
+    """Why tiles of these sizes do not fit; a kernel needs the `fewest` stages."""
+    most = sizes.most_stages
+    sums = f"{config.accumulators} x {config.tile[0]}x{config.tile[1]} of sums"
+    if most < fewest:
+        stages = "one stage" if fewest == 1 else f"{fewest} stages"
+        room = f"{target.smem:,} bytes of shared memory and {TMEM_COLUMNS} columns of tensor memory of {target.arch}"
+        yield Reason("config.tile", f"{sums} and {stages} of operands do not fit {room}")
+    elif config.stages is not None and not fewest <= config.stages <= most:
+        yield Reason("config.stages", f"{config.stages}, expected None or {fewest} to {most} beside {sums}")
 
 
-def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
+def tiles(problem: Problem, config: Config, sizes: Geometry) -> Iterator[Reason]:
+    """Why the result cannot be cut into such tiles."""
     name, columns = ("m", problem.m) if config.swap else ("n", problem.n)
     width = config.tile[1]
-    if not Geometry(config.tile, cluster=config.cluster).can_tile(columns):
+    if not sizes.can_tile(columns):
         if columns > width:
-            yield Reason("config.tile", f"{width} columns, no multiple of 32, have to cover all {name} = {columns}")
-        once = "no multiple of 32, they make one tile alone"
+            yield Reason("config.tile", f"{width} columns, {sizes.ONCE}, have to cover all {name} = {columns}")
+        once = f"{sizes.ONCE}, they make one tile alone"
         yield Reason("config.cluster", f"{config.cluster}, expected a second side of 1 beside {width} columns: {once}")
     if tile_count(problem, config) > MOST_TILES:
         tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {MOST_TILES}"

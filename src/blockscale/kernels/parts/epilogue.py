@@ -27,23 +27,27 @@ class Epilogue:
             boxes of them. "tma_rows": the same without the swizzle, and 8 bytes at a time.
         read: the most columns that a thread reads before it waits for them.
         release: "late": an accumulator is free once it is stored. "early": once it is read; results are held in
-            registers until then, as far as these go.
+            registers until then, as far as these go. "preload": so too, and all that is held is read before any of it
+            is converted.
         store_slots: boxes of a warp in shared memory, 1 or 2.
         l2_out: None, "evict_first" or "evict_last": what L2 is told of the output.
         swap: the kernel's rows are the output's columns.
         bias: whether there is one. activation: None, "relu", "gelu" or "silu".
+        pace: nanoseconds that a warp pauses between fragments of a tile, so that stores come less at a time; not in its
+            last tile.
     """
 
     def __init__(
         self, tile_n, out_dtype, *, store="direct", read=32, release="late", store_slots=2, l2_out=None, swap=False,
-        bias=False, activation=None, overlap=0,
+        bias=False, activation=None, overlap=0, pace=0,
     ):  # fmt: skip
         self.tile_n, self.out_dtype, self.overlap = tile_n, out_dtype, overlap
         self.dtype, self.bits = DTYPES[out_dtype], staging.BITS[out_dtype]
         self.columns = staging.fragment(tile_n, read, out_dtype)
         self.width = staging.box_bytes(self.columns, out_dtype)
         self.staged, self.swizzled = store != "direct", store == "tma"
-        self.early, self.slots, self.l2, self.swap = release == "early", store_slots, l2_out, swap
+        self.early, self.slots, self.l2, self.swap = release != "late", store_slots, l2_out, swap
+        self.preload, self.pace = release == "preload", pace
         self.bias, self.activation = bias, activation
 
     def output(self, pointer: cute.Pointer, m: Int32, n: Int32, ld: Int64) -> Output:
@@ -89,25 +93,43 @@ class Epilogue:
             acc.wait_full(sums)
             tensorcore.after_sync()
             address, turn = c.accumulator(sums) + (lanes << 16), c.turn(sums)
+            more = tiles.more(work) if cutlass.const_expr(self.pace > 0) else None
             for i in cutlass.range(streamed, unroll=1):
+                self.pause(i, more)
                 slot = tile.through(address, self.column(i, turn), slot)
             kept = []
             for i in cutlass.range_constexpr(held):
                 values = tile.read(address, self.column(streamed + i, turn))
                 if cutlass.const_expr(i == held - 1):
                     self.release(acc, sums, warps)
-                kept.append(tile.finish(values, self.column(streamed + i, turn)))
+                if cutlass.const_expr(not self.preload):
+                    values = tile.finish(values, self.column(streamed + i, turn))
+                kept.append(values)
             if cutlass.const_expr(held == 0):
                 self.release(acc, sums, warps)
             for i in cutlass.range_constexpr(held):
-                slot = tile.store(kept[i], self.column(streamed + i, turn), slot)
+                column = self.column(streamed + i, turn)
+                words = tile.finish(kept[i], column) if cutlass.const_expr(self.preload) else kept[i]
+                self.pause(streamed + i, more)
+                slot = tile.store(words, column, slot)
             for i in cutlass.range(rest, unroll=1):
+                self.pause(streamed + held + i, more)
                 slot = tile.through(address, self.column(streamed + held + i, turn), slot)
             tile.pad()
             sums = sums.next()
             work = tiles.after(work)
         if cutlass.const_expr(self.staged):
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # TMA reads shared memory, which ends with the CTA
+
+    def pause(self, index: int | Int32, more: Boolean | None) -> None:
+        """Before the `index`-th fragment of a tile after which there may be `more`."""
+        if self.pace:
+            self._pause(Int32(index), more)
+
+    @cute.jit
+    def _pause(self, index, more):
+        if more & (index > 0):
+            cute.arch.inline_ptx(f"nanosleep.u32 {self.pace};")
 
     def release(self, acc, sums, warps):
         """The accumulator, once this warp has read it, or what another one shares of it."""

@@ -6,6 +6,7 @@ Pure arithmetic, without the compiler, so that whoever chooses a configuration c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 CTA_ROWS = 128  # of a tile that one CTA has: one lane of tensor memory each
 TILE_K = 256  # elements of k in a stage: 128 bytes of codes a row, the width of the swizzle
@@ -43,6 +44,10 @@ class Geometry:
         staging: bytes of it that the epilogue takes, a multiple of 1024.
         cluster: CTAs of a cluster along m and n; None means the tile's own, (1, 1) or (2, 1).
     """
+
+    ONCE: ClassVar[str] = "no multiple of 32"  # what widths are that are not repeated
+    SCALE_RING: ClassVar[bool] = False  # whether scales have a ring of their own
+    SCALE_STEPS: ClassVar[int] = STEPS  # atoms along k of a slot of scales
 
     tile: Shape
     stages: int | None = None
@@ -124,11 +129,16 @@ class Geometry:
 
     @property
     def sfa_bytes(self) -> int:
-        return STEPS * ATOM_BYTES
+        return self.SCALE_STEPS * ATOM_BYTES
 
     @property
     def sfb_bytes(self) -> int:
-        return STEPS * ATOM_BYTES * self.atoms_n
+        return self.SCALE_STEPS * ATOM_BYTES * self.atoms_n
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a slot of scales."""
+        return self.sfa_bytes + self.sfb_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -161,15 +171,20 @@ class Geometry:
         too_many = TMEM_COLUMNS // self.tmem_allocation + 1
         return max(self.smem_used, (self.smem + RESERVED_BYTES) // too_many)
 
+    @property
+    def scale_stages(self) -> int:
+        """Slots of scales in shared memory."""
+        return self.slots
+
     # Columns of tensor memory.
 
     @property
     def sfa_columns(self) -> int:
-        return STEPS * ATOM_COLUMNS
+        return self.SCALE_STEPS * ATOM_COLUMNS
 
     @property
     def sfb_columns(self) -> int:
-        return STEPS * ATOM_COLUMNS * self.atoms_n
+        return self.SCALE_STEPS * ATOM_COLUMNS * self.atoms_n
 
     @property
     def scale_columns(self) -> int:
@@ -185,7 +200,7 @@ class Geometry:
     @property
     def scale_slots(self) -> int:
         """Sets of scale columns: one a stage, so that a stage's barrier guards them too, or fewer, taken in turn."""
-        return min(self.slots, self.scale_slots_that_fit)
+        return min(self.scale_stages, self.scale_slots_that_fit)
 
     @property
     def overlap(self) -> int:

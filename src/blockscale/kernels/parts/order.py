@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 Minimum = Callable[[Any, Any], Any]
+Select = Callable[[Any, Any, Any], Any]  # (condition, value where it holds, value where it does not)
 
 
 def tile(
@@ -20,9 +21,32 @@ def tile(
         blocks: of a matrix, along m and n. shape: tiles of a block along m and n. raster: "m" or "n".
         group, least: as for `place`.
     """
-    width, height = shape
+    width, _ = shape
     inner, outer = blocks if raster == "m" else blocks[::-1]
-    first, second, matrix = place(x // width, inner, outer, group, least)
+    return _of_block(x, y, shape, raster, place(x // width, inner, outer, group, least))
+
+
+def owned_tile(
+    x: Any,
+    y: Any,
+    blocks: tuple[Any, Any],
+    batch: Any,
+    slots: Any,
+    shape: tuple[int, int],
+    raster: str,
+    least: Minimum,
+    select: Select,
+) -> tuple[Any, Any, Any]:
+    """As `tile`, where each of `slots` persistent clusters keeps to lines along `raster`, see `owned`."""
+    width, _ = shape
+    inner, outer = blocks if raster == "m" else blocks[::-1]
+    return _of_block(x, y, shape, raster, owned(x // width, slots, inner, outer, batch, least, select))
+
+
+def _of_block(x: Any, y: Any, shape: tuple[int, int], raster: str, block: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """The tile of one CTA of a block."""
+    width, height = shape
+    first, second, matrix = block
     m, n = (first, second) if raster == "m" else (second, first)
     return m * width + x % width, n * height + y % height, matrix
 
@@ -44,3 +68,26 @@ def place(index: Any, inner: Any, outer: Any, group: int, least: Minimum) -> tup
     band, rest = rest // (inner * whole), rest % (inner * whole)
     width = least(outer - band * whole, whole)
     return rest // width, band * whole + rest % width, matrix
+
+
+def owned(
+    index: Any, slots: Any, inner: Any, outer: Any, batch: Any, least: Minimum, select: Select
+) -> tuple[Any, Any, Any]:
+    """As `place`, for persistent clusters that keep to lines along inner, and so to rows of one operand.
+
+    Of `slots` clusters, number s computes the blocks with the indices s, s + slots, ... Each walks a line of its own
+    from end to end, all in step, then the line that comes so many lines later. Where in the end fewer lines are left
+    than there are slots, these lines' ends go to the slots that have none, so that all compute equally many blocks,
+    but for one.
+
+    Args:
+        index: 0 to batch * inner * outer - 1. slots: at most as many as there are blocks.
+    """
+    slot, turn = index % slots, index // slots
+    first, step = turn // inner * slots, turn % inner  # where the lines that are walked begin, how far they are walked
+    lines = least(outer * batch - first, slots)  # those that have a slot of their own
+    even, more = lines * inner // slots, lines * inner % slots  # blocks a slot, and how many slots have one more
+    end = step * (slots - lines) + slot - lines + least(more, lines)  # ends are taken across, then on along inner
+    own = slot < lines
+    line = first + select(own, slot, end % lines)
+    return select(own, step, even + end // lines), line % outer, line // outer

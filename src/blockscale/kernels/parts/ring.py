@@ -92,6 +92,15 @@ class Ring:
         self.full_mask, self.empty_mask, self.home = full_mask, empty_mask, home
         self.declared = {"fills": fills, "empties": empties, "copied": copied}
         self.traced = dict.fromkeys(self.declared, 0)
+        self.repeats: list[dict[str, int]] = []
+
+    def again(self) -> "Ring":
+        """The same ring, for a visit to a slot whose code repeats that of a visit before, as an unrolled loop has it:
+        of each kind it has as many arrivals as that, or none."""
+        ring = copy.copy(self)
+        ring.traced = dict.fromkeys(self.declared, 0)
+        self.repeats.append(ring.traced)
+        return ring
 
     def initialise(self) -> None:
         """By one thread, before anyone waits."""
@@ -166,6 +175,9 @@ class Ring:
         """
         if self.traced != self.declared:
             raise AssertionError(f"ring {self.name}: {self.declared} declared, {self.traced} traced")
+        for repeat in self.repeats:
+            if any(count not in (0, self.declared[kind]) for kind, count in repeat.items()):
+                raise AssertionError(f"ring {self.name}: {self.declared} declared, {repeat} traced in a repetition")
 
     # To the compiler a ring is its barriers and where arrivals go, which no role changes; all copies share the notes.
     def _values(self) -> dict[str, Any]:

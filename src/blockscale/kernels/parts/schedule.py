@@ -9,7 +9,7 @@ from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.geometry import Shape
-from blockscale.kernels.parts.order import tile
+from blockscale.kernels.parts.order import owned_tile, tile
 from blockscale.kernels.parts.ring import Ring, Slot
 
 RESPONSE_BYTES = 16  # of a request to launch control
@@ -72,10 +72,25 @@ class Tiles:
         x = work.x + cute.arch.grid_dim()[0]
         return Work(x, work.y, x < self.count * self.shape[0], None, work.warps)
 
+    def more(self, work: Work) -> Boolean:
+        """Whether there may be another one after this."""
+        return self.after(work).valid
+
     def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
         """(row of CTAs, column of tiles, matrix)"""
         x, y, m, n = map(Uint32, (work.x, work.y, self.m, self.n))  # divisions are shorter than those of Int32
         return tuple(map(Int32, tile(x, y, (m, n), self.shape, self.raster, self.group, cutlass.min)))
+
+
+@dataclass(frozen=True)
+class OwnedTiles(Tiles):
+    """The static schedule, where clusters keep to lines along `raster`, see `order.owned`; `group` is of no use."""
+
+    def at(self, work: Work) -> tuple[Int32, Int32, Int32]:
+        x, y, m, n, batch = map(Uint32, (work.x, work.y, self.m, self.n, self.batch))
+        slots = Uint32(cute.arch.grid_dim()[0] // self.shape[0])
+        found = owned_tile(x, y, (m, n), batch, slots, self.shape, self.raster, cutlass.min, _select)
+        return tuple(map(Int32, found))
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,9 @@ class RequestedTiles(Tiles):
         self.ring.arrive_empty(work.slot, range(work.warps))
         return Work(x + self.cluster.x, y + self.cluster.y, valid != 0, work.slot.next(), work.warps)
 
+    def more(self, work: Work) -> Boolean:
+        return Boolean(True)  # not known before it is asked for
+
     def answer(self, slot: Slot) -> cute.Pointer:
         return self.answers + slot.index
 
@@ -121,3 +139,7 @@ class RequestedTiles(Tiles):
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.issue_clc_query(barrier, self.answer(slot), multicast=not alone)
+
+
+def _select(condition: Boolean, value: Uint32, otherwise: Uint32) -> Uint32:
+    return Uint32(cutlass.select_(condition, value, otherwise))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Int16, Int32, Int64, Uint8, cute
+from cutlass import Boolean, Int16, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from blockscale.kernels.parts.cluster import Sharers
-from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K, STEPS, TILE_K, Geometry
+from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K, TILE_K, Geometry
 from blockscale.kernels.parts.ring import Ring, Slot
 
 CODE_BYTES = TILE_K // 2  # of a row in a stage
@@ -32,8 +32,8 @@ def boxes(g: Geometry) -> tuple[Box, Box, Box, Box]:
     return (
         (CTA_ROWS // g.a_boxes, CODE_BYTES),
         (g.b_rows // g.b_boxes, CODE_BYTES),
-        (ATOM, STEPS // g.sfa_boxes, 1),
-        (ATOM, STEPS // g.sfb_boxes, g.atoms_n),
+        (ATOM, g.SCALE_STEPS // g.sfa_boxes, 1),
+        (ATOM, g.SCALE_STEPS // g.sfb_boxes, g.atoms_n),
     )
 
 
@@ -62,8 +62,8 @@ def maps(
     return (
         code_map(codes[0], m, k, batch_a, box_a, copy_operation(g.pair, g.a_boxes > 1)),
         code_map(codes[1], n, k, batch_b, box_b, copy_operation(g.pair, g.b_boxes > 1)),
-        scale_map(scales[0], m, k, batch_a, box_sfa, copy_operation(g.pair, g.sfa_boxes > 1)),
-        scale_map(scales[1], n, k, batch_b, box_sfb, copy_operation(g.pair, g.sfb_boxes > 1)),
+        scale_map(scales[0], m, k, batch_a, box_sfa, copy_operation(g.pair, g.shape[1] > 1)),
+        scale_map(scales[1], n, k, batch_b, box_sfb, copy_operation(g.pair, g.shape[0] > 1)),
     )
 
 
@@ -114,7 +114,7 @@ class Operand:
     policy: int | None
 
     @cute.jit
-    def fetch(self, corner: tuple[Int32, ...], slot: Slot, ring: Ring) -> None:
+    def fetch(self, corner: tuple[Int32, ...], slot: Slot, ring: Ring, turn: Int32 | None = None) -> None:
         """Starts the copies of this CTA's boxes of what begins at `corner`, in the tensor's coordinates."""
         boxes = self.boxes // self.sharers.count
         nbytes = self.boxes * math.prod(self.box) * self.smem.element_type.width // 8
@@ -134,7 +134,7 @@ class Operand:
         cute.copy(self.map.atom, source, target[None, slot.index * self.boxes + box], tma_bar_ptr=barrier, **options)
 
     @cute.jit
-    def prefetch(self, corner: tuple[Int32, ...]) -> None:
+    def prefetch(self, corner: tuple[Int32, ...], turn: Int32 | None = None) -> None:
         """Asks L2 for this CTA's boxes of what begins at `corner`."""
         boxes = self.boxes // self.sharers.count
         for box in cutlass.range(boxes, unroll=1):
@@ -152,3 +152,27 @@ class Operand:
             cute.group_modes(self.smem, 0, len(self.box)),
             cute.group_modes(gBox, 0, len(corner)),
         )
+
+
+@dataclass(frozen=True)
+class OperandInTurn(Operand):
+    """An operand whose slots are not cut: of the CTAs that need the same each fetches a whole slot in its turn."""
+
+    @cute.jit
+    def fetch(self, corner: tuple[Int32, ...], slot: Slot, ring: Ring, turn: Int32 | None = None) -> None:
+        """Starts the copy of what begins at `corner`, if this CTA has the turn of this number."""
+        barrier = ring.copy_barrier(slot, math.prod(self.box) * self.smem.element_type.width // 8)
+        if self._has(turn):
+            self._fetch(corner, Int32(0), slot, barrier)
+
+    @cute.jit
+    def prefetch(self, corner: tuple[Int32, ...], turn: Int32 | None = None) -> None:
+        """Asks L2 for what begins at `corner`, if this CTA has the turn."""
+        _, source = self._partition(corner, Int32(0))
+        if self._has(turn):
+            cute.prefetch(self.map.atom, source)
+
+    def _has(self, turn: Int32) -> Boolean | bool:
+        count, rank = self.sharers.count, self.sharers.rank
+        alone = isinstance(count, int) and count == 1
+        return True if alone else turn & count - 1 == rank  # counts are powers of two
