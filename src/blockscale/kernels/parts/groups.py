@@ -1,0 +1,199 @@
+"""The table of a grouped launch: where each group's rows, scales and tiles begin. Made once by every CTA, on the device.
+
+Sizes of groups are numbers in global memory that the host never reads. A launch begins with sums over them, in every
+CTA alike; what a tile belongs to is then found by two reads of shared memory and two votes of a warp.
+
+Five numbers a group in shared memory: by its number, `firsts` (its first row of the operand and of the result), `rows`
+(how many it has), `atoms` (its first atom of scales); by its place in the order of groups, `numbers` (which group that
+is) and `tiles` (its first tile).
+
+Nothing that the numbers in global memory say leads outside of the operands, nor two groups to one row. Sizes count from
+0 to the rows that are left; of ends only those count that lie beyond all ends before them; what a group of the masked
+form has lies between none and all of its rows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from blockscale.kernels.parts import group_order
+from blockscale.kernels.parts.geometry import ATOM_ROWS
+from blockscale.kernels.parts.group_geometry import MOST_GROUPS
+
+WARP = 32
+LINE = MOST_GROUPS // WARP  # groups that a lane stands for in the first of the two votes
+
+
+@dataclass(frozen=True)
+class Order:
+    """How groups are cut into tiles, and in which order these come: constants of a kernel.
+
+    Args:
+        masked: groups are matrices of `m` rows each, of which some count; else they follow one another in m rows.
+        tile, swap, raster: as in parts/group_order.py. longest: groups of more rows come first.
+        threads: that make the table.
+    """
+
+    masked: bool
+    tile: tuple[int, int]
+    swap: bool
+    raster: str
+    longest: bool
+    threads: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tile: the group's number, first row, rows and first atom of scales; row and column of the tile in it."""
+
+    group: Int32
+    first: Int32
+    rows: Int32
+    atom: Int32
+    row: Int32
+    column: Int32
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The table of `count` groups, in shared memory `smem`.
+
+    Args:
+        m: rows of the operand, or of each matrix in the masked form. n: columns of the result, as tiles count them.
+        ends: not 0 if the numbers in global memory are where groups end.
+    """
+
+    order: Order
+    smem: Any
+    count: Int32
+    m: Int32
+    n: Int32
+    ends: Int32
+
+    @cute.jit
+    def make(self, given):
+        """By all threads of the CTA, from the numbers at `given`; it is there after the next synchronisation."""
+        o, s = self.order, self.smem
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rows, numbers = s.rows.data_ptr(), s.numbers.data_ptr()
+        for group in cutlass.range(thread, self.count, o.threads, unroll=1):
+            (rows + group).store(cutlass.max(Int32(0), cutlass.min((given + group).load(), self.m)))
+            if cutlass.const_expr(not o.longest):
+                (numbers + group).store(group)
+        cute.arch.sync_threads()
+        if warp == 0:
+            self._place()
+        if cutlass.const_expr(o.longest):
+            cute.arch.sync_threads()
+            for group in cutlass.range(thread, self.count, o.threads, unroll=1):
+                (numbers + self._rank(group)).store(group)
+            cute.arch.sync_threads()
+        if warp == 0:
+            cute.arch.sync_warp()
+            self._number()
+
+    @cute.jit
+    def _place(self):
+        """By one warp: where each group's rows and scales begin."""
+        s, lane = self.smem, cute.arch.lane_idx()
+        end, atom = Uint32(0), Int32(0)
+        for start in cutlass.range(0, self.count, WARP, unroll=1):
+            group = start + lane
+            there = group < self.count
+            given = Int32(0)
+            if there:
+                given = (s.rows.data_ptr() + group).load()
+            if cutlass.const_expr(self.order.masked):
+                if there:
+                    (s.firsts.data_ptr() + group).store(group * self.m)
+                    (s.atoms.data_ptr() + group).store(group * cute.ceil_div(self.m, ATOM_ROWS))
+            else:
+                total = _scan(Uint32(given), self._together)
+                total = self._together(end, total)
+                before = cute.arch.shuffle_sync_up(total, 1)
+                before = Uint32(cutlass.select_(lane == 0, end, Uint32(before)))
+                own = Int32(total) - Int32(before)
+                blocks = (own + (ATOM_ROWS - 1)) // ATOM_ROWS
+                atoms = _scan(blocks, lambda x, y: x + y) + atom
+                if there:
+                    (s.firsts.data_ptr() + group).store(Int32(before))
+                    (s.rows.data_ptr() + group).store(own)
+                    (s.atoms.data_ptr() + group).store(atoms - blocks)
+                end = Uint32(cute.arch.shuffle_sync(total, WARP - 1))
+                atom = Int32(cute.arch.shuffle_sync(atoms, WARP - 1))
+
+    def _together(self, x: Uint32, y: Uint32) -> Uint32:
+        """The end of two runs of groups: the later of two ends, or the sum of two sizes, at most m."""
+        return Uint32(cutlass.select_(self.ends != 0, cutlass.max(x, y), cutlass.min(x + y, Uint32(self.m))))
+
+    @cute.jit
+    def _rank(self, group):
+        """How many groups come before this one: those of more rows, and of as many those before it."""
+        rows = self.smem.rows.data_ptr()
+        own, rank = (rows + group).load(), Int32(0)
+        for other in cutlass.range(self.count, unroll=4):
+            its = (rows + other).load()
+            rank = rank + Int32((its > own) | ((its == own) & (other < group)))
+        return rank
+
+    @cute.jit
+    def _number(self):
+        """By one warp: the first tile of each group, in their order, and how many tiles there are."""
+        o, s, lane = self.order, self.smem, cute.arch.lane_idx()
+        tiles = Int32(0)
+        for start in cutlass.range(0, self.count, WARP, unroll=1):
+            place = start + lane
+            there = place < self.count
+            own = Int32(0)
+            if there:
+                group = (s.numbers.data_ptr() + place).load()
+                down, across = group_order.counts((s.rows.data_ptr() + group).load(), self.n, o.tile, o.swap)
+                own = down * across
+            total = _scan(own, lambda x, y: x + y) + tiles
+            if there:
+                (s.tiles.data_ptr() + place).store(total - own)
+            tiles = Int32(cute.arch.shuffle_sync(total, WARP - 1))
+        if lane == 0:
+            s.total.ptr.store(tiles)
+
+    @property
+    def total(self) -> Int32:
+        """Tiles of all groups."""
+        return self.smem.total.ptr.load()
+
+    def at(self, tile: Int32) -> Place:
+        """What the `tile`-th tile is, by a whole warp; `tile` is less than `total`.
+
+        The last place in the order whose first tile is not beyond this one: 32 lanes look at every 16th place, then 16
+        at those that follow.
+        """
+        o, s, lane = self.order, self.smem, cute.arch.lane_idx()
+        place = self._last(lane * LINE, tile, True) * LINE
+        place = place + self._last(place + lane, tile, lane < LINE)
+        group = (s.numbers.data_ptr() + place).load()
+        rows = (s.rows.data_ptr() + group).load()
+        index = tile - (s.tiles.data_ptr() + place).load()
+        row, column = group_order.within(
+            Uint32(index), tuple(map(Uint32, group_order.counts(rows, self.n, o.tile, o.swap))), o.raster
+        )
+        first, atom = (s.firsts.data_ptr() + group).load(), (s.atoms.data_ptr() + group).load()
+        values = group, first, rows, atom, Int32(row), Int32(column)
+        return Place(*(cute.arch.make_warp_uniform(value) for value in values))
+
+    def _last(self, place: Int32, tile: Int32, among: Any) -> Int32:
+        """Of the places of a warp's lanes, those `among` them, the last whose first tile is not beyond `tile`."""
+        inside = place < self.count
+        first = (self.smem.tiles.data_ptr() + cutlass.min(place, self.count - 1)).load()
+        return cute.arch.popc(cute.arch.vote_ballot_sync(inside & among & (first <= tile))) - 1
+
+
+def _scan(x: Any, together: Any) -> Any:
+    """In each lane of a warp, x of all lanes up to it, put together."""
+    lane = cute.arch.lane_idx()
+    for distance in (1, 2, 4, 8, 16):
+        before = type(x)(cute.arch.shuffle_sync_up(x, distance))
+        x = type(x)(cutlass.select_(lane >= distance, together(before, x), x))
+    return x
