@@ -27,6 +27,7 @@ _EPILOGUE = "Tensor? alpha, float factor, Tensor? bias, str? activation"
 _GROUPS = "Tensor? group_sizes, Tensor? group_offsets, Tensor? masked_m"
 _HOW = "ScalarType out_dtype, str? config, str? backend, bool invariant"
 _OUT = "Tensor(a!) out"
+_GATED = ("swiglu", "geglu")  # activations after which half the columns are left
 
 SCHEMAS = {
     "quantize": "(Tensor x, str method, Tensor? global_scale, float? multiplier, str layout, Tensor? group_sizes, "
@@ -188,7 +189,7 @@ def _(call: SimpleNamespace) -> Tensor:
 def _(call: SimpleNamespace) -> Tensor:
     _check_sizes(call)
     rows, (*_, n) = _outer_sizes(call)
-    shape = (*rows, n)
+    shape = (*rows, n // 2 if call.activation in _GATED else n)
     return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
 
 

@@ -84,7 +84,7 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
     target = launcher.target
     config = configure(problem, target, config)
     function = _function(problem, launcher, config)
-    family = families.of(target)
+    family = families.serving(problem, target)
     sizes = family.sizes(problem, ld_out)
     values = family.values(problem, target, config, ld_out)
     _, *rest = family.ENTRY.values  # the factor is the call's

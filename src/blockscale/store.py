@@ -33,7 +33,7 @@ from typing import Any
 
 from blockscale import families
 from blockscale.config import Config
-from blockscale.problem import Problem, Target
+from blockscale.problem import GroupedProblem, Problem, Target
 
 COMPILER = "4.8.1"  # of nvidia-cutlass-dsl: the one version that kernels are compiled with
 FUNCTION = "blockscale_gemm"  # what every artefact exports
@@ -64,8 +64,10 @@ class Artefact:
 
 def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
     """Every input that decides a kernel's code: no size of the problem, no address, nothing of this process."""
-    family, code = families.of(target), families.code(config, target)
-    return {
+    family = families.serving(problem, target)
+    code = families.code(config, target, family)
+    form = {"form": problem.form} if isinstance(problem, GroupedProblem) else {}
+    return form | {
         "format": FORMAT,
         "function": FUNCTION,
         "compiler": COMPILER,

@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.config import Choice, Config, Reason
 from blockscale.entry import Entry
 from blockscale.families import sm90, sm100
-from blockscale.problem import NVFP4, Problem, Target
+from blockscale.problem import NVFP4, GroupedProblem, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
 LARGEST_EXTENT = 2**31 - 1024  # kernels have 32-bit sizes, and add up to a block of tiles to them
@@ -76,9 +76,22 @@ class Family(Protocol):
 _FAMILIES: dict[str, Family] = {"sm100": sm100, "sm90": sm90}
 
 
+_GROUPED: dict[str, Family] = {"sm100": sm100.grouped}
+
+
 def of(target: Target) -> Family:
     """The family of a target."""
     return _FAMILIES[target.backend]
+
+
+def serving(problem: Problem, target: Target) -> Family:
+    """The family of a target, or the part of it whose kernels do grouped products."""
+    return _GROUPED[target.backend] if isinstance(problem, GroupedProblem) else of(target)
+
+
+def has_grouped(target: Target) -> bool:
+    """Whether there are kernels for grouped products."""
+    return target.backend in _GROUPED
 
 
 def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16") -> Problem:
@@ -91,8 +104,8 @@ def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16") -> Pr
 
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
     """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
-    family = of(target)
-    return unsupported(problem, target) or _foreign(config, target) or family.unfit(problem, target, config)
+    family = serving(problem, target)
+    return unsupported(problem, target) or _foreign(config, family, target) or family.unfit(problem, target, config)
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -100,17 +113,17 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
     for name in ("m", "n", "k", "batch"):
         if getattr(problem, name) > LARGEST_EXTENT:
             return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
-    return of(target).unsupported(problem, target)
+    return serving(problem, target).unsupported(problem, target)
 
 
-def code(config: Config, target: Target) -> dict[str, Any]:
+def code(config: Config, target: Target, family: Family | None = None) -> dict[str, Any]:
     """The fields of `config` that decide a kernel's code."""
-    return {name: getattr(config, name) for name in of(target).CODE_FIELDS}
+    return {name: getattr(config, name) for name in (family or of(target)).CODE_FIELDS}
 
 
-def _foreign(config: Config, target: Target) -> Reason | None:
+def _foreign(config: Config, family: Family, target: Target) -> Reason | None:
     """A field that was set and that these kernels do not have."""
-    own = of(target).CODE_FIELDS + of(target).CALL_FIELDS
+    own = family.CODE_FIELDS + family.CALL_FIELDS
     for field in fields(config):
         if field.name not in own and getattr(config, field.name) != field.default:
             given = f"{getattr(config, field.name)!r}, expected {field.default!r}"
