@@ -88,7 +88,7 @@ ROOMS = {
             "threads",
             "calls",
         },
-        "op_kernels": {"api", "formats", "ops", "quantize", "tensor", "threads", "calls"},
+        "op_kernels": {"api", "backends", "formats", "ops", "problem", "quantize", "tensor", "threads", "calls"},
         "checkpoints": {"_version", "formats", "quantize", "tensor", "threads"},
         "nn": {"api", "arguments", "backends", "checkpoints", "formats", "ops", "progress", "quantize", "tensor"},
         "parallel": {"api", "formats", "nn", "ops", "quantize", "tensor"},
