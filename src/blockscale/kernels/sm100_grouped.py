@@ -40,17 +40,19 @@ import cutlass
 from cutlass import Float64, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from blockscale.kernels.parts import group_operands, group_order, storage, tensorcore, tma
+from blockscale.kernels.parts import group_operands, storage, tensorcore, tma
+from blockscale.kernels.parts.activation import GATES
 from blockscale.kernels.parts.arithmetic import Alpha
 from blockscale.kernels.parts.cluster import Cluster
-from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, SMEM_BYTES, STEPS, TILE_K
+from blockscale.kernels.parts.geometry import ATOM_ROWS, SMEM_BYTES, STEP_K, TILE_K
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.group_core import GroupCore
+from blockscale.kernels.parts.group_cut import Cut, Work
 from blockscale.kernels.parts.group_epilogue import Alphas, Biases, GroupEpilogue
 from blockscale.kernels.parts.group_geometry import GroupGeometry
-from blockscale.kernels.parts.groups import Groups, Order, Place
+from blockscale.kernels.parts.group_order import GRANULE
+from blockscale.kernels.parts.groups import Groups, Order
 from blockscale.kernels.parts.ring import Ring, Slot
-from blockscale.kernels.parts.tma import CODE_BYTES
 
 WARP = 32
 EPILOGUE = range(4)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
@@ -60,20 +62,12 @@ WARPS = 6
 
 
 @dataclass(frozen=True)
-class Work:
-    """A tile: where it is, and how many of its columns are multiplied."""
-
-    place: Place
-    width: Int32
-
-
-@dataclass(frozen=True)
 class Context:
     """What the roles share."""
 
-    kernel: Any
     warp: Int32
     geometry: GroupGeometry
+    cut: Cut
     cluster: Cluster
     ab: Ring
     acc: Ring
@@ -98,8 +92,7 @@ class Context:
         return cute.arch.grid_dim()[0] // self.geometry.ctas
 
     def work(self, index: Int32) -> Work:
-        place = self.groups.at(index)
-        return Work(place, self.kernel.width(place, self.groups))
+        return self.cut.work(self.groups.at(index), self.groups.n)
 
     def accumulator(self, sums: Slot) -> Int32:
         """Its address in tensor memory."""
@@ -144,12 +137,22 @@ class Sm100GroupedGemm:
         activation=None,
         smem=SMEM_BYTES,
     ):
-        self.geometry = GroupGeometry(tile, stages, accumulators, smem)
-        self.masked, self.pdl, self.swap = form == "masked", pdl, swap
+        gated = activation in GATES
+        self.geometry = GroupGeometry(tile, stages, accumulators, smem, panels=2 if gated and swap else 1)
+        self.cut = Cut(self.geometry, swap, gated, STEP_K if out_dtype == "nvfp4" else GRANULE)
+        self.masked, self.pdl, self.swap, self.gated = form == "masked", pdl, swap, gated
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
-        self.order = Order(self.masked, tile, swap, raster, order == "longest", WARP * WARPS)
-        self.granule = 64 if out_dtype == "nvfp4" else group_order.GRANULE
-        self.epilogue = GroupEpilogue(tile[1], out_dtype, read=read, swap=swap, bias=bias, activation=activation)
+        self.order = Order(self.masked, self.cut.tile, swap, raster, order == "longest", WARP * WARPS)
+        columns = self.cut.tile[1]
+        self.epilogue = GroupEpilogue(
+            columns,
+            out_dtype,
+            apart=columns if gated else 0,
+            read=read,
+            swap=swap,
+            bias=bias,
+            activation=activation,
+        )
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -229,18 +232,19 @@ class Sm100GroupedGemm:
     ):
         rows, m, n, k = size
         experts, alphas, biases, ends = counts
+        columns = n // 2 if self.gated else n
         g = self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cluster = Cluster.here(g, None)
         smem = group_operands.shared_memory(g)
         context = Context(
-            kernel=self,
             warp=warp,
             geometry=g,
+            cut=self.cut,
             cluster=cluster,
             ab=group_operands.operand_ring(g, smem, cluster),
             acc=storage.sum_ring(g, smem, cluster),
-            groups=Groups(self.order, smem, experts, m, n, ends),
+            groups=Groups(self.order, smem, experts, m, columns, ends),
             k_tiles=cute.ceil_div(k, TILE_K),
             smem=smem,
             tmem=None,
@@ -250,8 +254,8 @@ class Sm100GroupedGemm:
                 operands=group_operands.operands(g, smem, maps, self.policies),
                 groups=groups,
                 alphas=Alphas(Alpha(factors, factor), alphas),
-                output=self.epilogue.output(out, rows, n, ld_out),
-                bias=Biases(beside[0], biases),
+                output=self.epilogue.output(out, rows, columns, ld_out),
+                bias=Biases(beside[0], biases, n),
                 scales=beside[1],
                 unit=beside[2],
             ),
@@ -295,87 +299,34 @@ class Sm100GroupedGemm:
             cute.arch.cluster_wait()
         tensorcore.after_sync()
 
-    def width(self, place, groups):
-        """Columns of a tile that are multiplied."""
-        columns = self.geometry.tile_n
-        left = (place.rows if self.swap else groups.n) - place.column * columns
-        return group_order.width(left, columns, self.granule, cutlass.min)
-
     @cute.jit
     def load(self, c):
         """Fills slots with what a k tile takes of both operands, for one tile after the other."""
-        g, ab, groups, k_tiles = c.geometry, c.ab, c.groups, c.k_tiles
+        g, cut, ab, groups, k_tiles = c.geometry, c.cut, c.ab, c.groups, c.k_tiles
         operands = c.memory.after_grids_before().operands
         slot = ab.producer()
         index = c.first
         while index < groups.total:
             work = c.work(index)
-            boxes, atoms = self.boxes(c, work), self.atoms(work)
-            nbytes = g.ctas * (g.a_bytes + g.sfa_bytes)
-            nbytes = nbytes + g.ctas * operands[1].nbytes * sum(boxes) + g.ctas * operands[3].nbytes * atoms
-            corners = self.corners(c, work)
+            runs = cut.runs(work, groups.n, c.cluster.half)
+            pairs = list(zip(operands, runs, strict=True))
+            nbytes = Int32(g.ctas * sum(operand.nbytes(own) for operand, own in pairs))
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab.wait_empty(slot)
                 if c.cluster.leader:
                     ab.expect(slot, nbytes)
-                at_a, at_b, at_sfa, at_sfb = corners(k_tile)
-                operands[0].fetch_one(at_a, 0, slot, ab)
-                operands[2].fetch_one(at_sfa, 0, slot, ab)
-                for part in cutlass.range_constexpr(len(boxes)):
-                    operands[1].fetch_some(at_b[part], g.parts[part][0] // g.ctas // g.piece, boxes[part], slot, ab)
-                operands[3].fetch_some(at_sfb, 0, atoms, slot, ab)
+                for operand, own in pairs:
+                    for run in own:
+                        operand.fetch_run(run, k_tile, slot, ab)
                 slot = slot.next()
             index = index + c.stride
         c.memory.let_next_grid_start()
         ab.drain(slot)
 
-    def boxes(self, c, work):
-        """Boxes of codes of b that a CTA brings for each part of a tile."""
-        g = c.geometry
-        shares = [share // g.ctas for share in self.shares(work)]
-        return [(share + (g.piece - 1)) // g.piece for share in shares]
-
-    def shares(self, work):
-        """Columns that are multiplied of each part of a tile: of those that one instruction takes."""
-        if len(self.geometry.parts) == 1:
-            return [work.width]
-        return [
-            cutlass.max(cutlass.min(work.width - first, Int32(columns)), Int32(0))
-            for first, columns in self.geometry.parts
-        ]
-
-    def atoms(self, work):
-        """Atoms of b's scales that a tile touches, all steps of each."""
-        return (self.shift(work) + work.width + (ATOM_ROWS - 1)) // ATOM_ROWS
-
-    def shift(self, work):
-        """Rows of the first of them that lie before the tile."""
-        return work.place.column * self.geometry.tile_n % ATOM_ROWS
-
-    def corners(self, c, work):
-        """Where boxes begin in a, b (a corner for each part), scales of a, scales of b, as a function of the k tile."""
-        g, place, half = c.geometry, work.place, c.cluster.half
-        row, column = place.row * g.ctas + half, place.column * g.tile_n
-        row_a, atom_a, matrix_a = row * CTA_ROWS, row, place.group
-        row_b, atom_b, matrix_b = place.first + column, place.atom + column // ATOM_ROWS, Int32(0)
-        if not self.swap:
-            row_a, atom_a, matrix_a = place.first + row * CTA_ROWS, place.atom + row, Int32(0)
-            row_b, atom_b, matrix_b = column, column // ATOM_ROWS, place.group
-        rows_b = [
-            row_b + first + half * (share // g.ctas)
-            for (first, _), share in zip(g.parts, self.shares(work), strict=True)
-        ]
-        return lambda k_tile: (
-            (row_a, k_tile * CODE_BYTES, matrix_a),
-            [(at, k_tile * CODE_BYTES, matrix_b) for at in rows_b],
-            (0, k_tile * STEPS, atom_a, matrix_a),
-            (0, k_tile * STEPS, atom_b, matrix_b),
-        )
-
     @cute.jit
     def mma(self, c):
         """Multiplies slot after slot into an accumulator, of both CTAs where there is a pair."""
-        g, ab, acc, groups, k_tiles = c.geometry, c.ab, c.acc, c.groups, c.k_tiles
+        g, cut, ab, acc, groups, k_tiles = c.geometry, c.cut, c.ab, c.acc, c.groups, c.k_tiles
         core = GroupCore.of(g, c.smem, c.tmem)
         slot, sums = ab.consumer(), acc.producer()
         in_turn = g.scale_slots < g.slots  # sets of scales: one is free again when its last slot has been multiplied
@@ -383,7 +334,7 @@ class Sm100GroupedGemm:
         index = c.first
         while index < groups.total:
             work = c.work(index)
-            atoms, place, shares = self.atoms(work), self.shift(work) // 32, self.shares(work)
+            atoms, place, shares = cut.atoms(work), cut.shift(work) // 32, cut.shares(work)
             acc.wait_empty(sums)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 if cutlass.const_expr(in_turn):
@@ -392,11 +343,9 @@ class Sm100GroupedGemm:
                 tensorcore.after_sync()  # what read the scales that are overwritten, and the epilogue's loads
                 own = scales.index if cutlass.const_expr(in_turn) else slot.index
                 core.copy_atoms(slot.index, own, atoms)
-                for part in cutlass.range_constexpr(len(g.parts)):
-                    if shares[part] > 0:
-                        core.multiply_part(
-                            slot.index, own, sums.index, place, g.parts[part][0], shares[part], k_tile > 0
-                        )
+                for (first, _), share in zip(g.parts, shares, strict=True):
+                    if share > 0:
+                        core.multiply_part(slot.index, own, sums.index, place, first, share, k_tile > 0)
                 ab.commit_empty(slot)
                 slot = slot.next()
                 if cutlass.const_expr(in_turn):

@@ -103,7 +103,7 @@ class Call:
     factor: float = 3.0
     ld: int | None = None
     offset: int = 0  # elements that the output is off an aligned address
-    ctas: int = 148
+    ctas: int = 5
     schedule: tuple[str, int] = ("lazy", 0)
     given: tuple[int, ...] | None = None  # the numbers in global memory, instead of the sizes
     ends: bool = False

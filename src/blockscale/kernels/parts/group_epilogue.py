@@ -7,8 +7,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from blockscale.kernels.parts import store, tensorcore
-from blockscale.kernels.parts.activation import ACTIVATIONS
-from blockscale.kernels.parts.arithmetic import Alpha, Bias
+from blockscale.kernels.parts.activation import ACTIVATIONS, GATES
+from blockscale.kernels.parts.arithmetic import Alpha, Bias, scaled
 from blockscale.kernels.parts.epilogue import Epilogue, Tile, Way
 from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K
 from blockscale.kernels.parts.group_order import GRANULE
@@ -20,13 +20,17 @@ class GroupEpilogue(Epilogue):
     """Of one configuration: results go straight to global memory.
 
     Args:
-        as those of `Epilogue`; `read` is a multiple of 16.
+        columns: of the result, or with `swap` rows of it, that a tile is for.
+        apart: with a gate, how many columns of sums on those are that it multiplies; otherwise of no use.
+        read: a multiple of 16.
+        activation: one more, "swiglu" or "geglu". The others are as for `Epilogue`.
     """
 
-    def __init__(self, tile_n, out_dtype, *, read=32, swap=False, bias=None, activation=None):
-        super().__init__(tile_n, out_dtype, read=read, swap=swap, bias=bias, activation=activation)
+    def __init__(self, columns, out_dtype, *, apart=0, read=32, swap=False, bias=None, activation=None):
+        super().__init__(columns, out_dtype, read=read, swap=swap, bias=bias, activation=activation)
+        self.apart = apart
         if out_dtype != "nvfp4":
-            self.columns = min(read, tile_n)
+            self.columns = min(read, columns)
 
     @cute.jit
     def run(self, c, warps):
@@ -42,55 +46,50 @@ class GroupEpilogue(Epilogue):
         index = c.first
         while index < groups.total:
             work = c.work(index)
-            tile = self.tile_at(way, c, work)
+            tile = self.tile_at(way, c, work.place)
             acc.wait_full(sums)
             tensorcore.after_sync()
             address = c.accumulator(sums) + (lanes << 16)
-            whole = work.width // self.columns
+            whole = work.columns // self.columns
             for i in cutlass.range(whole, unroll=1):
                 tile.through(address, i * self.columns, 0)
-            if cutlass.const_expr(self.columns % GRANULE == 0 and self.columns > GRANULE):
-                rest = replace(tile, way=replace(tile.way, epilogue=self.of_columns(GRANULE)))
-                for i in cutlass.range((work.width - whole * self.columns) // GRANULE, unroll=1):
+            if cutlass.const_expr(self.out_dtype != "nvfp4" and self.columns > GRANULE):
+                rest = tile.by(GRANULE)
+                for i in cutlass.range((work.columns - whole * self.columns) // GRANULE, unroll=1):
                     rest.through(address, whole * self.columns + i * GRANULE, 0)
             self.release(acc, sums, warps)
             sums = sums.next()
             index = index + c.stride
 
-    def of_columns(self, columns: int) -> "GroupEpilogue":
-        """The same, with fragments of so many columns."""
-        kept = (self.bias, self.activation)
-        other = GroupEpilogue(self.tile_n, self.out_dtype, swap=self.swap, bias=kept[0], activation=kept[1])
-        other.columns = columns
-        return other
-
     def way(self, c: Any) -> Way:
-        """What is the same for all tiles; the factor and the bias are not yet those of a group."""
+        """What is the same for all tiles; factor, bias and end of the rows are not yet those of a group."""
         memory = c.memory.after_grids_before()
         one = Float32(1.0)
         unit = memory.unit.load() if self.out_dtype == "nvfp4" else None
         aligned = (memory.output.aligned(nbytes) for nbytes in store.VECTORS)
         return Way(self, c.warp, memory.output, None, memory.scales, unit, None, (one, one), *aligned)
 
-    def tile_at(self, way: Way, c: Any, work: Any) -> Tile:
+    def tile_at(self, way: Way, c: Any, place: Any) -> "GroupTile":
         """This warp's part of a tile."""
-        memory, place = c.memory.after_grids_before(), work.place
+        memory = c.memory.after_grids_before()
+        output = replace(way.output, m=place.first + place.rows)
+        way = replace(way, output=output, alpha=memory.alphas.of(place.group).load())
         block = place.row * c.geometry.ctas + c.cluster.half
         row = block * CTA_ROWS + c.warp * ROWS + cute.arch.lane_idx()  # of the group, or a column of the output
         column = place.column * self.tile_n
-        output = replace(way.output, m=place.first + place.rows)
-        bias = memory.bias.of(place.group, output.n) if self.bias else None
-        way = replace(way, output=output, alpha=memory.alphas.of(place.group).load())
+        biases: list[Any] = [None, None]
+        if self.bias:
+            biases = [memory.bias.of(place.group, output.n * i, output.n) for i in range(1 + bool(self.apart))]
         if self.swap:
             first = place.first + column
             target = Swapped(output, first, row, output.address(Int32(0), first, row))
-            return Tile(way, target, column, bias.column(row) if bias else None)
-        if self.out_dtype == "nvfp4":
+            biases = [bias and bias.column(row) for bias in biases]
+        elif self.out_dtype == "nvfp4":
             target = self._quantised(way, place, block, row, column)
         else:
             row = place.first + row
             target = Direct(output, row, column, output.address(Int32(0), row, column), way.wide, way.narrow)
-        return Tile(way, target, column, bias)
+        return GroupTile(way, target, column, biases[0], biases[-1])
 
     def _quantised(self, way: Way, place: Any, block: Int32, row: Int32, column: Int32) -> Quantised:
         output = way.output
@@ -100,6 +99,32 @@ class GroupEpilogue(Epilogue):
         scales = way.scales.toint() + atoms * ATOM_BYTES + in_atom
         some = block * ATOM_ROWS < place.rows
         return Quantised(codes, scales, row < place.rows, some, column, output.n, way.unit, way.wide)
+
+
+@dataclass(frozen=True)
+class GroupTile(Tile):
+    """As `Tile`. other: the bias of what a gate multiplies."""
+
+    other: Bias | Float32 | None
+
+    def by(self, columns: int) -> "GroupTile":
+        """The same, so many columns at a time."""
+        epilogue = GroupEpilogue.__new__(GroupEpilogue)
+        epilogue.__dict__ = {**self.way.epilogue.__dict__, "columns": columns}
+        return replace(self, way=replace(self.way, epilogue=epilogue))
+
+    def through(self, address: Int32, column: Int32, slot: Int32) -> Int32:
+        e = self.way.epilogue
+        if not e.apart:
+            return super().through(address, column, slot)
+        gate = ACTIVATIONS[GATES[e.activation]]
+        second = replace(self, bias=self.other)
+        gates, values = (
+            scaled(sums, self.way.alpha, bias)
+            for sums, bias in (self.read(address, column), second.read(address + e.apart, column))
+        )
+        words = self.target.pack([gate(x) * y for x, y in zip(gates, values, strict=True)], column)
+        return self.store(words, column, slot)
 
 
 @dataclass(frozen=True)
@@ -122,6 +147,9 @@ class Biases:
 
     pointer: cute.Pointer
     count: Int32
+    n: Int32
 
-    def of(self, group: Int32, n: Int32) -> Bias:
-        return Bias(self.pointer + Int64(cutlass.select_(self.count > 1, group, Int32(0))) * n, n)
+    def of(self, group: Int32, first: Int32, number: Int32) -> Bias:
+        """Of a group, `number` from the `first` on."""
+        row = Int64(cutlass.select_(self.count > 1, group, Int32(0))) * self.n
+        return Bias(self.pointer + (row + first), number)

@@ -82,25 +82,40 @@ def operand_ring(g: GroupGeometry, smem: Any, cluster: Cluster) -> OperandRing:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Boxes of an operand that follow one another.
+
+    Args:
+        start: the row of codes, or the atom of rows of scales, of `matrix` at which they begin. count: of them.
+        place: the first one's in a slot.
+    """
+
+    start: Int32
+    matrix: Int32
+    count: int | Int32
+    place: int
+
+
+@dataclass(frozen=True)
 class Pieces(Operand):
-    """An operand that is brought a box at a time."""
+    """An operand of which runs of boxes are brought."""
 
-    @property
-    def nbytes(self) -> int:
-        """Of a box."""
-        return math.prod(self.box) * self.smem.element_type.width // 8
-
-    def fetch_one(self, corner: tuple[Int32, ...], box: int, slot: Slot, ring: OperandRing) -> None:
-        """Starts the copy of what begins at `corner`, in the tensor's coordinates, to the `box`-th place of a slot."""
-        moved = tuple(at - box * self.box[i] if i == self.along else at for i, at in enumerate(corner))
-        self._fetch(moved, box, slot, ring.barrier(slot))
+    def nbytes(self, runs: list[Run]) -> int | Int32:
+        """Of all boxes."""
+        return math.prod(self.box) * self.smem.element_type.width // 8 * sum(run.count for run in runs)
 
     @cute.jit
-    def fetch_some(self, corner, box, count, slot, ring):
-        """So many boxes, one after the other, from the `box`-th place on."""
-        moved = tuple(at - box * self.box[i] if i == self.along else at for i, at in enumerate(corner))
-        for more in cutlass.range(count, unroll=1):
-            self._fetch(moved, box + more, slot, ring.barrier(slot))
+    def fetch_run(self, run, k_tile, slot, ring):
+        """Starts the copies of a k tile."""
+        start = run.start - run.place * self.box[self.along]  # of what would be the slot's first box
+        corner = (start, k_tile * CODE_BYTES, run.matrix)
+        if cutlass.const_expr(self.along == ATOMS):
+            corner = (0, k_tile * STEPS, start, run.matrix)
+        if cutlass.const_expr(isinstance(run.count, int) and run.count == 1):
+            self._fetch(corner, run.place, slot, ring.barrier(slot))
+        else:
+            for box in cutlass.range(run.count, unroll=1):
+                self._fetch(corner, run.place + box, slot, ring.barrier(slot))
 
 
 def boxes(g: GroupGeometry) -> tuple[tma.Box, tma.Box, tma.Box]:
