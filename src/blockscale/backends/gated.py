@@ -12,7 +12,10 @@ from blockscale.problem import GATED
 from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+}
 Prepare = Callable[..., Callable[[], Any]]
 
 
