@@ -34,6 +34,7 @@ class Config:
             overlapped launches writes, nor the one ahead of that chain.
         wgmma: whether warpgroups multiply (PTX: wgmma) instead of warps (PTX: mma.sync).
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
+        order: in which groups of a grouped product come: "given", or "longest", those of the most rows first.
         split: CTAs of a cluster that share a tile and split k; their sums are added in order.
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
@@ -64,6 +65,7 @@ class Config:
     store_slots: int = 2
     ahead: bool = False
     wgmma: bool = False
+    order: str = "given"
     k_warps: int = 1
     split: int = 1
     chunk: int | None = None

@@ -1,7 +1,7 @@
-"""Grouped NVFP4 GEMM for sm_100a: for each group e of rows of a, out = act(alpha_e x unit_a x unit_b x a @ b[e]^T + bias_e).
+"""Grouped NVFP4 GEMM for sm_100a: out = act(alpha_e x unit_a x unit_b x a @ b[e]^T + bias_e) for each group e of rows.
 
-One launch for all groups, whose sizes only the device knows. The kernel of kernels/sm100.py is best read before: what is
-said there of roles, rings, pairs and memory holds here too, and this page says what is different.
+One launch for all groups, whose sizes only the device knows. The kernel of kernels/sm100.py is best read before: what
+is said there of roles, rings, pairs and memory holds here too, and this page says what is different.
 
 Groups. Every CTA begins by making a table of them in its shared memory (parts/groups.py): sums over the sizes give each
 group's first row, first atom of scales and first tile. Tiles are numbered through all groups, and CTA i of G takes the
@@ -13,6 +13,10 @@ as the tile has room for, and no more than the group has, rounded up to 16. Only
 rows, and only so many are multiplied: the width of an instruction is a number in a register. A tile of 384 columns
 takes two instructions for a tile of weights, which is then brought once for a group of up to 384 rows. Without `swap`
 the kernel's rows are those of a, and a tile is 128 rows of one group, of which some may be missing.
+
+Gates. With activation "swiglu" or "geglu" the first half of a matrix of b makes gates for the other half's columns. A
+tile then has two panels of weights, one of each half, and two accumulators side by side; without `swap`, its columns
+are 128 of one half and the same 128 of the other. Either way a thread of the epilogue has both sums.
 
 A box may reach into rows of the next group, and scales of an atom's missing rows may be anything: products of these are
 rows or columns of sums that are not stored.
@@ -113,7 +117,7 @@ class Sm100GroupedGemm:
         l2_a, l2_b, l2_scales: "evict_first", "evict_last" or None: what L2 is told about operands.
         read: columns that a thread reads of tensor memory before it waits for them.
         out_dtype: "fp16", "bf16", "fp32", or "nvfp4" with a given global scale.
-        bias: None or something true. activation: None, "relu", "gelu" or "silu".
+        bias: None or something true. activation: None, "relu", "gelu", "silu", "swiglu" or "geglu".
         smem: bytes of dynamic shared memory that a CTA may have.
     """
 
@@ -174,19 +178,20 @@ class Sm100GroupedGemm:
             b: codes, (experts, n, k / 2) bytes, aligned alike.
             sfa: scales of a in the 128x4-grouped layout; in the masked form 128x4, each matrix padded to 128 rows.
             sfb: scales of b in the 128x4 layout, each matrix padded to 128 rows.
-            out: (m, n) or (experts, m, n), rows ld_out elements apart, matrices m * ld_out.
+            out: (m, columns) or (experts, m, columns), rows ld_out elements apart, matrices m * ld_out.
             unit_a, unit_b: fp32, one each. alpha: (alphas,) fp32. factor: one more, by value.
             bias: (biases, n) fp16, bf16 or fp32, ignored unless the configuration has one.
             sf_out, unit_out: of NVFP4, whose codes `out` has, rows ld_out bytes apart: scales in the layout of sfa, and
                 the global scale, fp32. Columns are padded to a multiple of 64.
             groups: (experts,) int32: how many rows each group has; with `ends` not 0, where it ends.
-            m, n: at least 1. k: of the storage, a multiple of 64, zeros in codes and scales beyond the last element.
+            m, n: at least 1; the result has n columns, or with a gate n / 2, a multiple of 128.
+            k: of the storage, a multiple of 64, zeros in codes and scales beyond the last element.
             experts: groups, 1 to 512. alphas, biases: 1, or as many.
             ctas: so many are launched, but for a pair at least.
         """
         g = self.geometry
         k = cute.assume(k, 64)
-        rows, scale_rows, batch = self.rows_of(m, experts)
+        rows, scale_rows = self.rows_of(m, experts)
         tokens, weights = (a, sfa, rows, scale_rows, Int32(1)), (b, sfb, n, n, experts)
         left, right = (weights, tokens) if self.swap else (tokens, weights)
         codes, scales, sizes, scale_sizes, batches = zip(left, right, strict=True)
@@ -213,9 +218,9 @@ class Sm100GroupedGemm:
     def rows_of(self, m, experts):
         """Rows of a and of its scales."""
         if self.masked:
-            return experts * m, experts * cute.ceil_div(m, ATOM_ROWS) * ATOM_ROWS, experts
+            return experts * m, experts * cute.ceil_div(m, ATOM_ROWS) * ATOM_ROWS
         several = cutlass.max(m - experts, Int32(0))  # a group has a first row, and an atom for every 128 more
-        return m, (cutlass.min(m, experts) + several // ATOM_ROWS) * ATOM_ROWS, experts
+        return m, (cutlass.min(m, experts) + several // ATOM_ROWS) * ATOM_ROWS
 
     @cute.kernel
     def kernel(

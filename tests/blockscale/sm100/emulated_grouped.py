@@ -1,7 +1,7 @@
 """Runs the grouped sm_100a kernel itself on the emulator, on raw bytes, and says where its result is wrong.
 
-Operands are those of `emulated_kernel`: each group's rows of a are quantised apart, so that their scales are in atoms of
-their own; scales of missing rows are NaN, and the output is NaN before.
+Operands are those of `emulated_kernel`: each group's rows of a have scales in atoms of their own, and those of missing
+rows are NaN; the output is NaN before.
 """
 
 from __future__ import annotations
@@ -122,10 +122,15 @@ class Result:
 
 
 def run(
-    function: Any, groups: Groups, call: Call = Call(), out_dtype: str = "bf16", bias: np.ndarray | None = None
+    function: Any,
+    groups: Groups,
+    call: Call = Call(),
+    out_dtype: str = "bf16",
+    bias: np.ndarray | None = None,
+    gated: bool = False,
 ) -> Result:
     dtype = np.dtype(DTYPES[out_dtype])
-    n = groups.weights.rows
+    n = groups.weights.rows // (2 if gated else 1)
     ld = n if call.ld is None else call.ld
     used, start = groups.rows * ld * dtype.itemsize, call.offset * dtype.itemsize
     out = aligned(start + used + GUARD, 0xFF)
@@ -167,25 +172,33 @@ def launch(
     return emulator.reports[0]
 
 
-def mistakes(result: Result, groups: Groups, call: Call, k: int) -> str | None:
+def exactly(groups: Groups, call: Call, group: int, bias: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """A group's rows before any activation, in float64, and how far sums may be from them."""
+    left, right = groups.tokens[group].values()[0][: groups.sizes[group]], groups.weights.values()[group].T
+    alpha, k = call.alpha(group), groups.weights.codes.shape[2]
+    exact, slack = left @ right * alpha, abs(left) @ abs(right) * abs(alpha) * (4 + k / 1024) * 2.0**-20
+    if bias is None:
+        return exact, slack
+    own = (bias if bias.ndim == 1 else bias[group]).astype(np.float64)
+    return exact + own, slack + abs(own) * 2.0**-24
+
+
+def mistakes(result: Result, groups: Groups, call: Call, bias: np.ndarray | None = None) -> str | None:
     """None when the result keeps the contract and nothing beside it was written; otherwise what is wrong first."""
     if (result.around != 0xFF).any():
         return f"byte {np.argmax(result.around != 0xFF)} beside the output was written"
     own = np.zeros(groups.rows, bool)
-    weights = groups.weights.values()
     for group, size in enumerate(groups.sizes):
         rows = slice(groups.first(group), groups.first(group) + size)
         own[rows] = True
-        left, right = groups.tokens[group].values()[0][:size], weights[group].T
-        exact = left @ right * call.alpha(group)
-        slack = abs(left) @ abs(right) * abs(call.alpha(group)) * (4 + k / 1024) * 2.0**-20
+        exact, slack = exactly(groups, call, group, bias)
         with np.errstate(over="ignore"):
             low, high = ((exact + s * slack).astype(result.rows.dtype).astype(np.float64) for s in (-1, 1))
         actual = result.rows[rows].astype(np.float64)
         bad = np.argwhere(~((low <= actual) & (actual <= high)))
         if bad.size:
             first = tuple(int(i) for i in bad[0])
-            return f"group {group}: {len(bad)} of {actual.size} wrong, first {first}: {actual[first]}, not {exact[first]}"
+            return f"group {group}: {len(bad)} wrong, first {first}: {actual[first]}, exactly {exact[first]}"
     if (np.ascontiguousarray(result.rows[~own]).view(np.uint8) != 0xFF).any():
         return "a row of no group was written"
     return None

@@ -1,4 +1,4 @@
-"""The table of a grouped launch: where each group's rows, scales and tiles begin. Made once by every CTA, on the device.
+"""The table of a grouped launch: where each group's rows, scales and tiles begin. Every CTA makes it once.
 
 Sizes of groups are numbers in global memory that the host never reads. A launch begins with sums over them, in every
 CTA alike; what a tile belongs to is then found by two reads of shared memory and two votes of a warp.

@@ -10,7 +10,7 @@ from typing import Any
 
 from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
-from blockscale.families.sm100.grouped.constraints import CODE_FIELDS
+from blockscale.families.sm100.grouped.constraints import CODE_FIELDS, most_ctas
 from blockscale.families.sm100.launch import ACTIVATION, premature, tensors
 from blockscale.families.sm100.launch import ENTRY as SINGLE
 from blockscale.formats.layouts import ATOMS, GROUPED, ROW_ALIGN, blocks, grouped_rows, round_up
@@ -85,5 +85,5 @@ def values(problem: Problem, target: Target, config: Config, ld_out: int) -> dic
         "alphas": problem.alphas,
         "biases": problem.biases,
         "ends": int(problem.ends),
-        "ctas": config.ctas or target.sms,
+        "ctas": most_ctas(problem, target, config),
     }
