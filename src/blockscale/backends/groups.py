@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import grouped, plan
+from blockscale import families, grouped, plan
 from blockscale.backends import gpu
-from blockscale.backends.loop import belong_to, take_over
+from blockscale.backends.gated import multiply
+from blockscale.backends.loop import belong_to, store, take_over
 from blockscale.config import Config
 from blockscale.formats.layouts import ATOMS, GROUPED
 from blockscale.grouped import Grouped
-from blockscale.problem import NVFP4, GroupedProblem, Target
+from blockscale.problem import GATED, NVFP4, GroupedProblem, Target
 from blockscale.tensor import NVFP4Tensor
 
 Tables = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -42,6 +43,8 @@ def prepare(
     a, b, out = product.a, product.b, product.out
     device = gpu.launcher(target, out.device)
     problem = _problem(product, activation)
+    if problem.activation in GATED and families.unsupported(problem, device.target) is not None:
+        return _gated_apart(product, problem.activation, target=target, config=config)
     if math.prod(out.shape) == 0 or product.groups == 0:
         plan.configure(problem, device.target, config)
         return lambda: None
@@ -74,13 +77,31 @@ def prepare(
     return launch
 
 
+def _gated_apart(
+    product: Grouped, activation: str, *, target: Target, config: Config | None
+) -> Callable[[], GroupedCall | None]:
+    """Where the kernel cannot split a weight between gate and up: its sums in fp32, and the rest in operations of torch
+    on the same device, which look at no size either. Rows of no group become 0."""
+    shape = (*product.out.shape[:-1], product.b.shape[-2])
+    sums = torch.zeros(shape, dtype=torch.float32, device=product.out.device)
+    launch = prepare(replace(product, out=sums), target=target, config=config)
+
+    def run() -> None:
+        launch()
+        y = torch.empty(product.out.shape, dtype=torch.float32, device=product.out.device)
+        multiply(sums, activation, y)
+        store(y, product)
+
+    return run
+
+
 def _problem(product: Grouped, activation: str | None) -> GroupedProblem:
     """Sizes of 0 count as 1, for what else there is to check."""
     a, b, out, groups = product.a, product.b, product.out, max(1, product.groups)
     of_a, of_out = (NVFP4 if isinstance(x, NVFP4Tensor) else gpu.DTYPE_NAMES[x.dtype] for x in (a, out))
     return GroupedProblem(
         m=max(1, a.shape[-2]),
-        n=max(2 if activation in grouped.GATED else 1, b.shape[-2]),
+        n=max(2 if activation in GATED else 1, b.shape[-2]),
         k=b.shape[-1],
         a=of_a,
         out_dtype=of_out,

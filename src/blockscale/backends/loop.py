@@ -30,8 +30,8 @@ def prepare(
     def launch() -> None:
         for each in launches:
             each()
-        if isinstance(out, NVFP4Tensor):
-            _quantize(y, product, out)
+        if y is not out:
+            store(y, product)
 
     return launch
 
@@ -57,19 +57,28 @@ def _matrix(b: NVFP4Tensor, e: int) -> NVFP4Tensor:
     return NVFP4Tensor(b.codes[e], scales, b.global_scale, b.layout, b.shape[1:])
 
 
-def _quantize(y: Tensor, product: Grouped, out: NVFP4Tensor) -> None:
-    """Quantises the rows of groups of `y` into `out`, and leaves others as they are."""
+def store(y: Tensor, product: Grouped) -> None:
+    """Rounds or quantises `y`, fp32, into the result; in the masked form rows beyond the mask stay as they are. No size
+    is read."""
+    out, inside = product.out, _inside(product)
+    if isinstance(out, Tensor):
+        out.copy_(y if inside is None else torch.where(inside, y.to(out.dtype), out))
+        return
     made = NVFP4Tensor.zeros(out.shape, global_scale=out.global_scale, layout=LINEAR, device=out.device)
-    if product.form == "masked":
-        place = torch.arange(out.shape[1], device=out.device)
-        inside = (place < product.sizes.unsqueeze(1)).unsqueeze(-1)
-        quantize_into(torch.where(inside, y, 0.0), made)
+    quantize_into(y if inside is None else torch.where(inside, y, 0.0), made)
+    if inside is not None:
         before = out.linear_scales().view(torch.uint8)
         made.codes.copy_(torch.where(inside, made.codes, out.codes))
         made.scales.view(torch.uint8).copy_(torch.where(inside, made.scales.view(torch.uint8), before))
-    else:
-        quantize_into(y, made)
     take_over(made, out, product.sizes)
+
+
+def _inside(product: Grouped) -> Tensor | None:
+    """(E, max_m, 1): which rows are within the mask; None in the contiguous form, where all are."""
+    if product.form != "masked":
+        return None
+    place = torch.arange(product.out.shape[1], device=product.out.device)
+    return (place < product.sizes.unsqueeze(1)).unsqueeze(-1)
 
 
 def take_over(made: NVFP4Tensor, out: NVFP4Tensor, sizes: Tensor) -> None:
