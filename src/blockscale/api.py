@@ -99,26 +99,28 @@ def gemm(
     return target  # type: ignore[return-value] # an NVFP4Tensor where `out` is one, and there alone
 
 
-def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
+def config_for(m: int, n: int, k: int, *, gpu: str | None = None, groups: int | None = None) -> Config:
     """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results; on Hopper the
     activation is bf16 and the weight in layout "fragment", and from 4,096 rows on `gemm` takes a configuration only
     where it is given one, and expands the weight otherwise.
 
     Args:
         gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.
+        groups: that `grouped_gemm`, in the contiguous form, has m rows of, in all; None for a single product.
 
     Raises:
         TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
     """
     target = backends.target_asked(gpu)
-    return heuristics.choose(families.usual(m, n, k, target), target).config
+    return heuristics.choose(families.usual(m, n, k, target, groups=groups), target).config
 
 
-def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
+def explain(m: int, n: int, k: int, *, gpu: str | None = None, groups: int | None = None) -> str:
     """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
     target = backends.target_asked(gpu)
-    choice = heuristics.choose(families.usual(m, n, k, target), target)
-    head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
+    choice = heuristics.choose(families.usual(m, n, k, target, groups=groups), target)
+    among = "" if groups is None else f" in {groups} groups"
+    head = f"{m} x {n} x {k}{among} on {target.name} ({target.arch}): {choice.config}"
     return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
 
 

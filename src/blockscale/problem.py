@@ -154,9 +154,11 @@ class GroupedProblem(Problem):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_one_of("form", self.form, FORMS)
+        if isinstance(self.groups, bool) or not isinstance(self.groups, int):
+            raise TypeError(f"groups: {type(self.groups).__name__}, expected an integer")
         if self.groups < 1 or self.alphas not in (1, self.groups) or self.biases not in (1, self.groups):
             counts = f"{self.groups}, {self.alphas}, {self.biases}"
-            raise ValueError(f"groups, alphas, biases: {counts}, expected a group at least, and 1 or one a group")
+            raise ValueError(f"groups, alphas, biases: {counts}, expected 1 group at least, and 1 or one a group")
         if self.activation in GATED and self.n % 2:
             raise ValueError(f"n: {self.n}, expected an even number beside {self.activation!r}")
 

@@ -74,8 +74,6 @@ class Family(Protocol):
 
 
 _FAMILIES: dict[str, Family] = {"sm100": sm100, "sm90": sm90}
-
-
 _GROUPED: dict[str, Family] = {"sm100": sm100.grouped}
 
 
@@ -89,16 +87,19 @@ def serving(problem: Problem, target: Target) -> Family:
     return _GROUPED[target.backend] if isinstance(problem, GroupedProblem) else of(target)
 
 
-def has_grouped(target: Target) -> bool:
-    """Whether there are kernels for grouped products."""
-    return target.backend in _GROUPED
+def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16", groups: int | None = None) -> Problem:
+    """The product that is meant on these GPUs where only sizes are said; with `groups` m rows of them all.
 
-
-def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16") -> Problem:
-    """The product that is meant on these GPUs where only sizes are said."""
+    Raises:
+        ValueError: grouped products have no kernel there.
+    """
     activation = of(target).ACTIVATION
     if activation != NVFP4 and out_dtype == "fp16":
         activation = out_dtype
+    if groups is not None:
+        if target.backend not in _GROUPED:
+            raise ValueError(f"groups: {groups}, expected None: {target.backend} multiplies them one after another")
+        return GroupedProblem(m, n, k, a=activation, out_dtype=out_dtype, groups=groups)
     return Problem(m, n, k, a=activation, out_dtype=out_dtype)
 
 
