@@ -22,7 +22,7 @@ from ptxemu.host import installed
 
 
 @functools.cache
-def compiled(tile: tuple[int, int], **config: Any) -> Any:
+def compiled(tile: tuple[int, int], options: str = "", **config: Any) -> Any:
     """The kernel's host function, to be called inside `ptxemu.host.installed`."""
     kernel = Sm100GroupedGemm(tile, **config)
 
@@ -34,7 +34,7 @@ def compiled(tile: tuple[int, int], **config: Any) -> Any:
     values = Float64(0), *(Int32(0),) * 3, Int64(0), *(Int32(0),) * 5
     arguments = (*codes, pointer(kernel.epilogue.dtype), *units, *beside, *values, make_fake_stream())
     with installed(ptxemu.Device("sm_100a"), []):
-        return cute.compile(kernel, *arguments, options="--gpu-arch sm_100a --enable-tvm-ffi")
+        return cute.compile(kernel, *arguments, options=f"--gpu-arch sm_100a --enable-tvm-ffi {options}")
 
 
 @dataclass(frozen=True)
