@@ -139,17 +139,19 @@ def grouped_gemm(
     config: Config | None = None,
     backend: str | None = None,
 ) -> Tensor | list[Tensor]:
-    """One matrix product a group, equal bit for bit to a loop of `gemm` where both sum in one order. Three forms:
+    """One matrix product a group, equal bit for bit to a loop of `gemm` on the CPU, and on sm_100a as long as neither
+    configuration cuts K into parts. Three forms:
 
     - contiguous: `a` (T, K) sorted by group, `b` (E, N, K), and `group_sizes` (E,), or `group_offsets`: (E + 1,) from 0
       to T, or (E,) the end of each group. An `a` of layout "128x4-grouped" brings its own group sizes. -> (T, N).
     - masked: `a` (E, max_m, K), `b` (E, N, K), `masked_m` (E,): group e has masked_m[e] rows. -> (E, max_m, N). Rows
-      beyond the mask are never read; they are zero in a new result and untouched in a given `out`.
+      beyond the mask have no part in the result, where they are zero if it is new and untouched in a given `out`.
     - list: `a` and `b` lists of 2-D operands of any shapes. -> a list of (M_i, N_i).
 
     On a GPU whose kernels do grouped products the host never reads a size: one launch, one captured CUDA graph, serves
     whatever the sizes are then. Sizes that the host cannot see are taken within bounds: a group begins where the one
-    before ends and has at least 0 rows and at most those that are left; rows of no group are not written.
+    before ends and has at least 0 rows and at most those that are left; what a result's rows of no group hold is not
+    said. Nor can it see whether sizes are those that an `a` of layout "128x4-grouped" was made with: they have to be.
 
     Args:
         group_sizes, group_offsets, masked_m: int32 (or int64, which is copied) on the device of `a`.
@@ -159,7 +161,8 @@ def grouped_gemm(
             those of what it multiplies, and the result, (..., N / 2), is silu(gate) x up or gelu(gate) x up.
         out_dtype, config, backend: as for `gemm`.
         out: a tensor, or in the list form a list. Or an NVFP4Tensor as for `gemm`; one of layout "128x4-grouped", for
-            the contiguous form, takes over the call's group sizes, and is ready to be multiplied by the next weight.
+            the contiguous form, takes over the call's group sizes, by a few small operations of torch, and is ready to
+            be multiplied by the next weight.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.

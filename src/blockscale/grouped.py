@@ -11,9 +11,9 @@ from torch import Tensor
 
 from blockscale import arguments
 from blockscale.formats.layouts import ATOMS, GROUPED, LINEAR
+from blockscale.problem import GATED
 from blockscale.tensor import NVFP4Tensor, check_group_sizes
 
-GATED = ("swiglu", "geglu")
 ACTIVATIONS = (*arguments.ACTIVATIONS, *GATED)
 Result = Tensor | NVFP4Tensor
 
@@ -94,11 +94,11 @@ def table_of(
         if len(table) != groups:
             raise ValueError(f"group_sizes: {len(table)} groups, but b has {groups}")
     if own is not None and table is not own:
-        made_with = f"a's layout '128x4-grouped' was made with {own.tolist() if own.is_cpu else len(own)}"
+        made_with = "but a's layout '128x4-grouped' was made with"
         if len(own) != groups:
-            raise ValueError(f"group_sizes: {groups} groups, but {made_with}")
+            raise ValueError(f"group_sizes: {groups} groups, {made_with} {len(own)}")
         if own.is_cpu and not torch.equal(own, sizes_of(table, ends)):
-            raise ValueError(f"group_sizes: {sizes_of(table, ends).tolist()}, but {made_with}")
+            raise ValueError(f"group_sizes: {sizes_of(table, ends).tolist()}, {made_with} {own.tolist()}")
     return table, ends
 
 
@@ -196,7 +196,8 @@ def check_alphas(alpha: Any, groups: int, device: torch.device) -> float | Tenso
         return arguments.check_alpha(alpha, device)
     if alpha.shape != (groups,):
         raise ValueError(f"alpha: shape {tuple(alpha.shape)}, expected () or ({groups},), one a group")
-    for value in alpha.unbind() if alpha.is_cpu else alpha[:1]:
+    finite = not alpha.is_cpu or bool(alpha.isfinite().all())
+    for value in alpha[:1] if finite else alpha:
         arguments.check_alpha(value, device)
     return alpha
 

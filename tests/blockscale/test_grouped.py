@@ -323,3 +323,22 @@ def test_bad_arguments_of_gates_and_results(change, error, message):
 def test_activations_with_a_gate_are_those_of_grouped_products():
     with pytest.raises(ValueError, match="activation: 'swiglu', expected one of None, 'relu', 'gelu', 'silu'"):
         bs.gemm(torch.randn(2, K), _weights(1)[0], activation="swiglu")
+
+
+class _Doubled(torch.nn.SiLU):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_experts_take_a_gate_for_what_it_is():
+    """One that is another function, or that somebody listens to, is called."""
+    gate_up = bs.nn.GroupedLinear.from_weights(torch.randn(2, 64, 32) / 6)
+    down = bs.nn.GroupedLinear.from_weights(torch.randn(2, 32, 32) / 6)
+    rows, sizes, heard = torch.randn(5, 32), torch.tensor([2, 3]), []
+    plain = bs.nn.Experts(gate_up, down, torch.nn.SiLU()).products(rows, sizes)
+    doubled = bs.nn.Experts(gate_up, down, _Doubled()).products(rows, sizes)
+    torch.testing.assert_close(doubled, 2 * plain)
+    act = torch.nn.SiLU()
+    act.register_forward_hook(lambda *_: heard.append(1))
+    torch.testing.assert_close(bs.nn.Experts(gate_up, down, act).products(rows, sizes), plain)
+    assert heard == [1]

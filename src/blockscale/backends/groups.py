@@ -43,19 +43,20 @@ def prepare(
     a, b, out = product.a, product.b, product.out
     device = gpu.launcher(target, out.device)
     problem = _problem(product, activation)
-    if problem.activation in GATED and families.unsupported(problem, device.target) is not None:
-        return _gated_apart(product, problem.activation, target=target, config=config)
+    beside = problem.activation in GATED or problem.out_dtype == NVFP4
+    if beside and families.unsupported(problem, device.target) is not None:
+        return _apart(product, activation, target=target, config=config)
     if math.prod(out.shape) == 0 or product.groups == 0:
         plan.configure(problem, device.target, config)
         return lambda: None
     ld_out = gpu.rows_apart(out)
     made = plan.plan(problem, device, config, problem.columns if ld_out is None else ld_out)
     layout = GROUPED if product.form == "contiguous" else ATOMS
-    assert isinstance(a, NVFP4Tensor)  # or `unsupported` has refused it
-    left = a if a.layout == layout else a.with_layout(layout, product.sizes if layout == GROUPED else None)
+    left = _left(product, layout)
     right = b.with_layout(made.family.LAYOUTS["b"])
-    gpu.check_dense("a", left)
-    gpu.check_dense("b", right)
+    for name, operand in (("a", left), ("b", right)):
+        if isinstance(operand, NVFP4Tensor):
+            gpu.check_dense(name, operand)
     result = _writable(product, ld_out, layout)
     alpha = product.alpha.contiguous() if isinstance(product.alpha, Tensor) else product.alpha
     bias = None if product.bias is None else product.bias.contiguous()
@@ -77,20 +78,25 @@ def prepare(
     return launch
 
 
-def _gated_apart(
-    product: Grouped, activation: str, *, target: Target, config: Config | None
+def _apart(
+    product: Grouped, activation: str | None, *, target: Target, config: Config | None
 ) -> Callable[[], GroupedCall | None]:
-    """Where the kernel cannot split a weight between gate and up: its sums in fp32, and the rest in operations of torch
-    on the same device, which look at no size either. Rows of no group become 0."""
+    """Where the kernel cannot split a weight between gate and up, or quantise: its results in fp32, and the rest in
+    operations of torch on the same device, which look at no size either. Rows of no group become 0."""
+    gate = activation if activation in GATED else None
     shape = (*product.out.shape[:-1], product.b.shape[-2])
-    sums = torch.zeros(shape, dtype=torch.float32, device=product.out.device)
-    launch = prepare(replace(product, out=sums), target=target, config=config)
+    y = torch.zeros(shape, dtype=torch.float32, device=product.out.device)
+    within = None if gate else activation
+    launch = prepare(replace(product, out=y), target=target, activation=within, config=config)
 
     def run() -> None:
         launch()
-        y = torch.empty(product.out.shape, dtype=torch.float32, device=product.out.device)
-        multiply(sums, activation, y)
-        store(y, product)
+        if gate is None:
+            store(y, product)
+            return
+        result = torch.empty(product.out.shape, dtype=torch.float32, device=product.out.device)
+        multiply(y, gate, result)
+        store(result, product)
 
     return run
 
@@ -102,7 +108,7 @@ def _problem(product: Grouped, activation: str | None) -> GroupedProblem:
     return GroupedProblem(
         m=max(1, a.shape[-2]),
         n=max(2 if activation in GATED else 1, b.shape[-2]),
-        k=b.shape[-1],
+        k=a.shape[-1],
         a=of_a,
         out_dtype=of_out,
         bias=None if product.bias is None else gpu.DTYPE_NAMES[product.bias.dtype],
@@ -124,7 +130,7 @@ class GroupedCall(gpu.Call):
 
     def __call__(  # type: ignore[override] # a grouped product has tables
         self,
-        a: NVFP4Tensor,
+        a: NVFP4Tensor | Tensor,
         b: NVFP4Tensor,
         out: gpu.Result | None,
         alpha: float | Tensor | None,
@@ -164,6 +170,14 @@ def signature(
         len(x.group_sizes) if isinstance(x, NVFP4Tensor) and x.group_sizes is not None else None for x in (a, out)
     )
     return gpu.signature(a, b, out, alpha, bias, ("grouped", kinds, groups, *options))
+
+
+def _left(product: Grouped, layout: str) -> NVFP4Tensor | Tensor:
+    """`a` as a kernel reads it."""
+    a = product.a
+    if not isinstance(a, NVFP4Tensor):
+        return a.contiguous()
+    return a if a.layout == layout else a.with_layout(layout, product.sizes if layout == GROUPED else None)
 
 
 def _writable(product: Grouped, ld_out: int | None, layout: str) -> gpu.Result:

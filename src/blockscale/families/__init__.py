@@ -74,7 +74,7 @@ class Family(Protocol):
 
 
 _FAMILIES: dict[str, Family] = {"sm100": sm100, "sm90": sm90}
-_GROUPED: dict[str, Family] = {"sm100": sm100.grouped}
+_GROUPED: dict[str, Family] = {"sm100": sm100.grouped, "sm90": sm90.grouped}
 
 
 def of(target: Target) -> Family:

@@ -163,7 +163,10 @@ class Experts(torch.nn.Module):
 
 def _gated(act: Callable[[Tensor], Tensor]) -> str | None:
     """What `grouped_gemm` calls act(gate) x up, if it has that."""
-    if act is torch.nn.functional.silu or isinstance(act, torch.nn.SiLU):
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if isinstance(act, torch.nn.Module) and any(getattr(act, name) for name in hooks):
+        return None
+    if act is torch.nn.functional.silu or type(act) is torch.nn.SiLU:
         return "swiglu"
-    exact = isinstance(act, torch.nn.GELU) and act.approximate == "none"
+    exact = type(act) is torch.nn.GELU and act.approximate == "none"
     return "geglu" if act is torch.nn.functional.gelu or exact else None

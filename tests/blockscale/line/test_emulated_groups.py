@@ -12,7 +12,7 @@ from operands import POISON, every_code_and_scale, same_bits, same_tensor, small
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 import blockscale as bs
-from blockscale import heuristics, plan
+from blockscale import grouped, heuristics, plan
 from blockscale.backends import gpu
 from blockscale.problem import GroupedProblem, target_named
 
@@ -210,6 +210,26 @@ def test_a_known_call_is_one_launch_and_nothing_else(emulator, monkeypatch):
     with pytest.raises(ValueError, match="but a's layout '128x4-grouped' was made with"):
         bs.grouped_gemm(moved, b, out=out, out_dtype=torch.float32, config=CONFIG, **given)
     assert len(emulator.reports) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ((3, -5, 130, 2, 999), (3, 0, 130, 2, 16)),
+        ((3, 4, 0, 0, 0), (3, 4, 0, 0, 0)),
+        ((999, 3, 3, 3, 3), (151, 0, 0, 0, 0)),
+    ],
+    ids=str,
+)
+def test_sizes_that_only_the_device_sees_stay_within_bounds(emulator, monkeypatch, given, right):
+    """As on a GPU, nobody checks the table; the emulator would see every byte outside of the operands."""
+    monkeypatch.setattr(grouped, "check_group_sizes", lambda *_: None)
+    rows = (*right[:-1], 151 - sum(right[:-1]))
+    a, b = sorted_rows(rows, 64), weights(5, N, 64)
+    out = torch.full((151, N), 7.0)
+    product(replace(a, group_sizes=table(given)), b, given, out=out)
+    check(out[: sum(right)], a, b, right, alpha=alphas(5), bias=biases(5, N))
+    assert (out[sum(right) :] == 7).all()
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
