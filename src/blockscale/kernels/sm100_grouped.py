@@ -48,11 +48,11 @@ from blockscale.kernels.parts import group_operands, storage, tensorcore, tma
 from blockscale.kernels.parts.activation import GATES
 from blockscale.kernels.parts.arithmetic import Alpha
 from blockscale.kernels.parts.cluster import Cluster
-from blockscale.kernels.parts.geometry import ATOM_ROWS, SMEM_BYTES, STEP_K, TILE_K
+from blockscale.kernels.parts.geometry import ATOM_ROWS, SMEM_BYTES, STEP_K
 from blockscale.kernels.parts.grid import Memory
 from blockscale.kernels.parts.group_core import GroupCore
 from blockscale.kernels.parts.group_cut import Cut, Work
-from blockscale.kernels.parts.group_epilogue import Alphas, Biases, GroupEpilogue
+from blockscale.kernels.parts.group_epilogue import GroupEpilogue, Results
 from blockscale.kernels.parts.group_geometry import GroupGeometry
 from blockscale.kernels.parts.group_order import GRANULE
 from blockscale.kernels.parts.groups import Groups, Order
@@ -76,7 +76,6 @@ class Context:
     ab: Ring
     acc: Ring
     groups: Groups
-    k_tiles: Int32
     smem: Any
     tmem: Int32 | None  # the address of tensor memory, once there is some
     memory: Memory
@@ -96,7 +95,11 @@ class Context:
         return cute.arch.grid_dim()[0] // self.geometry.ctas
 
     def work(self, index: Int32) -> Work:
-        return self.cut.work(self.groups.at(index), self.groups.n)
+        return self.cut.work(self.groups.at(index))
+
+    def operands(self, work: Work) -> Any:
+        """What copies for a tile come from."""
+        return self.memory.after_grids_before().operands
 
     def accumulator(self, sums: Slot) -> Int32:
         """Its address in tensor memory."""
@@ -249,8 +252,7 @@ class Sm100GroupedGemm:
             cluster=cluster,
             ab=group_operands.operand_ring(g, smem, cluster),
             acc=storage.sum_ring(g, smem, cluster),
-            groups=Groups(self.order, smem, experts, m, columns, ends),
-            k_tiles=cute.ceil_div(k, TILE_K),
+            groups=Groups(self.order, smem, experts, m, columns, k, ends),
             smem=smem,
             tmem=None,
             memory=Memory(
@@ -258,23 +260,33 @@ class Sm100GroupedGemm:
                 [info.atom for info in maps],
                 operands=group_operands.operands(g, smem, maps, self.policies),
                 groups=groups,
-                alphas=Alphas(Alpha(factors, factor), alphas),
-                output=self.epilogue.output(out, rows, columns, ld_out),
-                bias=Biases(beside[0], biases, n),
+                result=Results(
+                    self.epilogue.output(out, rows, columns, ld_out),
+                    Alpha(factors, factor),
+                    alphas,
+                    beside[0],
+                    biases,
+                    n,
+                ),
                 scales=beside[1],
                 unit=beside[2],
             ),
         )
-        self.prepare(context)
-        context = replace(context, tmem=smem.tmem.ptr.load())
-        if warp == LOAD:
-            self.load(context)
-        if (warp == MMA) & cluster.leader:
-            self.mma(context)
-        if warp < EPILOGUE.stop:
-            self.epilogue.run(context, EPILOGUE)
-        self.finish(context)
-        for ring in context.rings:
+        self.run(context)
+
+    @cute.jit
+    def run(self, c):
+        """All of the kernel."""
+        self.prepare(c)
+        c = replace(c, tmem=c.smem.tmem.ptr.load())
+        if c.warp == LOAD:
+            self.load(c)
+        if (c.warp == MMA) & c.cluster.leader:
+            self.mma(c)
+        if c.warp < EPILOGUE.stop:
+            self.epilogue.run(c, EPILOGUE)
+        self.finish(c)
+        for ring in c.rings:
             ring.check()
 
     @cute.jit
@@ -307,16 +319,15 @@ class Sm100GroupedGemm:
     @cute.jit
     def load(self, c):
         """Fills slots with what a k tile takes of both operands, for one tile after the other."""
-        g, cut, ab, groups, k_tiles = c.geometry, c.cut, c.ab, c.groups, c.k_tiles
-        operands = c.memory.after_grids_before().operands
+        g, cut, ab, groups = c.geometry, c.cut, c.ab, c.groups
         slot = ab.producer()
         index = c.first
         while index < groups.total:
             work = c.work(index)
-            runs = cut.runs(work, groups.n, c.cluster.half)
-            pairs = list(zip(operands, runs, strict=True))
+            runs = cut.runs(work, c.cluster.half)
+            pairs = list(zip(c.operands(work), runs, strict=True))
             nbytes = Int32(g.ctas * sum(operand.nbytes(own) for operand, own in pairs))
-            for k_tile in cutlass.range(k_tiles, unroll=1):
+            for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab.wait_empty(slot)
                 if c.cluster.leader:
                     ab.expect(slot, nbytes)
@@ -331,7 +342,7 @@ class Sm100GroupedGemm:
     @cute.jit
     def mma(self, c):
         """Multiplies slot after slot into an accumulator, of both CTAs where there is a pair."""
-        g, cut, ab, acc, groups, k_tiles = c.geometry, c.cut, c.ab, c.acc, c.groups, c.k_tiles
+        g, cut, ab, acc, groups = c.geometry, c.cut, c.ab, c.acc, c.groups
         core = GroupCore.of(g, c.smem, c.tmem)
         slot, sums = ab.consumer(), acc.producer()
         in_turn = g.scale_slots < g.slots  # sets of scales: one is free again when its last slot has been multiplied
@@ -341,7 +352,7 @@ class Sm100GroupedGemm:
             work = c.work(index)
             atoms, place, shares = cut.atoms(work), cut.shift(work) // 32, cut.shares(work)
             acc.wait_empty(sums)
-            for k_tile in cutlass.range(k_tiles, unroll=1):
+            for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 if cutlass.const_expr(in_turn):
                     ab.wait_empty(before)
                 ab.wait_full(slot)

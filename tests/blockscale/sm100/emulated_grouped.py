@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from emulated_kernel import BIASES, DTYPES, GUARD, NAN, Operand, _stored, aligne
 
 import ptxemu
 from blockscale.kernels.sm100_grouped import Sm100GroupedGemm
+from blockscale.kernels.sm100_list import Sm100ListGemm
 from ptxemu.host import installed
 
 
@@ -201,4 +202,71 @@ def mistakes(result: Result, groups: Groups, call: Call, bias: np.ndarray | None
             return f"group {group}: {len(bad)} wrong, first {first}: {actual[first]}, exactly {exact[first]}"
     if (np.ascontiguousarray(result.rows[~own]).view(np.uint8) != 0xFF).any():
         return "a row of no group was written"
+    return None
+
+
+@functools.cache
+def compiled_list(tile: tuple[int, int], **config: Any) -> Any:
+    """As `compiled`, for a list of problems."""
+    at = make_ptr(Int64, 0, cute.AddressSpace.gmem, assumed_align=8)
+    maps = make_ptr(Uint8, 0, cute.AddressSpace.gmem, assumed_align=128)
+    with installed(ptxemu.Device("sm_100a"), []):
+        arguments = at, maps, Float64(0), Int32(0), Int32(0), make_fake_stream()
+        return cute.compile(Sm100ListGemm(tile, **config), *arguments, options="--gpu-arch sm_100a --enable-tvm-ffi")
+
+
+@dataclass(frozen=True)
+class Product:
+    """One of a list; `ld` columns between rows of the result."""
+
+    a: Operand
+    b: Operand
+    ld: int
+    alpha: float
+
+
+def products(shapes: Sequence[tuple[int, int, int]], gap: int = 0) -> list[Product]:
+    """Of random operands, m x n x k."""
+    return [
+        Product(operand(m, k, seed=2 * i), operand(n, k, seed=2 * i + 1), n + gap, 2.0 ** -(i + 3))
+        for i, (m, n, k) in enumerate(shapes)
+    ]
+
+
+def run_list(
+    function: Any, list_: Sequence[Product], call: Call = Call(), out_dtype: str = "bf16", bias: Any = None
+) -> tuple[list[Result], Any]:
+    """A result for each product, and the reports."""
+    dtype = np.dtype(DTYPES[out_dtype])
+    outs = [aligned(p.a.rows * p.ld * dtype.itemsize + GUARD, 0xFF) for p in list_]
+    table, memory = np.zeros((len(list_), 16), np.int64), [*outs]
+    for i, (product, out) in enumerate(zip(list_, outs, strict=True)):
+        (a, sfa), (b, sfb) = product.a.memory(), product.b.memory()
+        factors = _stored(np.array([*call.units, product.alpha], np.float32))
+        added = _stored(np.zeros(1, np.float32) if bias is None else bias[i])
+        arrays = [a, b, sfa, sfb, out, factors, factors, factors, added]
+        table[i, :9] = [array.ctypes.data for array in arrays]
+        table[i, 6:8] += 4, 8
+        table[i, 9:13] = product.a.rows, product.b.rows, product.a.codes.shape[2], product.ld
+        memory += arrays
+    stored, maps = _stored(table), aligned(512 * len(list_))
+    schedule, seed = call.schedule
+    device = ptxemu.Device("sm_100a", schedule=schedule, seed=seed, checks="strict")  # findings are errors
+    with installed(device, [*memory, stored, maps]) as emulator:
+        emulator.call(function, stored.ctypes.data, maps.ctypes.data, call.factor, len(list_), call.ctas, 0)
+    results = []
+    for product, out in zip(list_, outs, strict=True):
+        rows = out[:-GUARD].view(dtype).reshape(product.a.rows, product.ld)
+        gaps = np.ascontiguousarray(rows[:, product.b.rows :]).reshape(-1).view(np.uint8)
+        results.append(Result(rows[:, : product.b.rows], np.concatenate((gaps, out[-GUARD:])), emulator.reports[-1]))
+    return results, emulator.reports
+
+
+def mistakes_in_list(results: Sequence[Result], list_: Sequence[Product], call: Call, bias: Any = None) -> str | None:
+    """As `mistakes`, of the first product that has any."""
+    for i, (result, product) in enumerate(zip(results, list_, strict=True)):
+        one = Groups((product.a.rows,), (product.a,), product.b)
+        own = mistakes(result, one, replace(call, alphas=(product.alpha,)), None if bias is None else bias[i])
+        if own is not None:
+            return f"product {i}: {own}"
     return None

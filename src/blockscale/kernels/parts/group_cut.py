@@ -7,7 +7,7 @@ import cutlass
 from cutlass import Int32
 
 from blockscale.kernels.parts import group_order
-from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS
+from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, TILE_K
 from blockscale.kernels.parts.group_geometry import GroupGeometry
 from blockscale.kernels.parts.group_operands import Run
 from blockscale.kernels.parts.groups import Place
@@ -20,6 +20,10 @@ class Work:
     place: Place
     width: Int32
     columns: Int32
+
+    @property
+    def k_tiles(self) -> Int32:
+        return (self.place.k + (TILE_K - 1)) // TILE_K
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class Cut:
         rows, columns = self.geometry.tile
         return rows, columns // 2 if self.halves else columns
 
-    def work(self, place: Place, n: Int32) -> Work:
-        """What is to be done at `place`; n: columns of the result."""
+    def work(self, place: Place) -> Work:
+        """What is to be done at `place`."""
         columns = self.tile[1]
-        left = (place.rows if self.swap else n) - place.column * columns
+        left = (place.rows if self.swap else place.n) - place.column * columns
         own = group_order.width(left, columns, self.granule, cutlass.min)
         return Work(place, Int32(self.geometry.tile_n) if self.halves else own, own)
 
@@ -71,18 +75,18 @@ class Cut:
         """Atoms of rows that the tile's columns touch."""
         return (self.shift(work) + work.width + (ATOM_ROWS - 1)) // ATOM_ROWS
 
-    def runs(self, work: Work, n: Int32, half: Any) -> tuple[list[Run], list[Run], list[Run], list[Run]]:
+    def runs(self, work: Work, half: Any) -> tuple[list[Run], list[Run], list[Run], list[Run]]:
         """What a CTA, the first or second of a pair, brings of a, b, scales of a, scales of b."""
-        g, place = self.geometry, work.place
+        g, place, n = self.geometry, work.place, work.place.n
         row, column = place.row * g.ctas + half, place.column * self.tile[1]
         if self.swap:
-            panels = [Run(row * CTA_ROWS + p * n, place.group, 1, p) for p in range(g.panels)]
-            scales = [Run(row + p * n // ATOM_ROWS, place.group, 1, p) for p in range(g.panels)]
+            panels = [Run(row * CTA_ROWS + p * n, place.matrix, 1, p) for p in range(g.panels)]
+            scales = [Run(row + p * n // ATOM_ROWS, place.matrix, 1, p) for p in range(g.panels)]
             start, atom, matrix = place.first + column, place.atom + column // ATOM_ROWS, Int32(0)
         else:
             panels = [Run(place.first + row * CTA_ROWS, Int32(0), 1, 0)]
             scales = [Run(place.atom + row, Int32(0), 1, 0)]
-            start, atom, matrix = column, column // ATOM_ROWS, place.group
+            start, atom, matrix = column, column // ATOM_ROWS, place.matrix
         if self.halves:
             return (panels, self._halves(start, n, matrix, half), scales, self._atom_halves(atom, n, matrix))
         return panels, self._parts(work, start, matrix, half), scales, [Run(atom, matrix, self.atoms(work), 0)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Float64, Int32, Int64, cute
 
 from blockscale.kernels.parts import store, tensorcore
 from blockscale.kernels.parts.activation import ACTIVATIONS, GATES
@@ -12,8 +12,9 @@ from blockscale.kernels.parts.arithmetic import Alpha, Bias, scaled
 from blockscale.kernels.parts.epilogue import Epilogue, Tile, Way
 from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, STEP_K
 from blockscale.kernels.parts.group_order import GRANULE
+from blockscale.kernels.parts.groups import ADDRESSES, COLUMNS, SIZES
 from blockscale.kernels.parts.staging import ROWS
-from blockscale.kernels.parts.store import Direct, Quantised, Swapped
+from blockscale.kernels.parts.store import Direct, Output, Quantised, Swapped
 
 
 class GroupEpilogue(Epilogue):
@@ -36,8 +37,8 @@ class GroupEpilogue(Epilogue):
     def run(self, c, warps):
         """Tile after tile; a thread has a row of it, and takes `columns` at a time, then 16 at a time what is left.
 
-        c.memory has alphas (`Alphas`), output (`Output`), bias (`Biases`), and for NVFP4 scales, atoms of rows by
-        groups, and unit, the global scale.
+        c.memory has result (`Results` or `ListedResults`), and for NVFP4 scales, atoms of rows by groups, and unit,
+        the global scale.
         """
         acc, groups = c.acc, c.groups
         way = self.way(c)
@@ -62,33 +63,33 @@ class GroupEpilogue(Epilogue):
             index = index + c.stride
 
     def way(self, c: Any) -> Way:
-        """What is the same for all tiles; factor, bias and end of the rows are not yet those of a group."""
+        """What is the same for all tiles, and in the place of what is not, anything."""
         memory = c.memory.after_grids_before()
-        one = Float32(1.0)
+        one, no = Float32(1.0), Boolean(False)
         unit = memory.unit.load() if self.out_dtype == "nvfp4" else None
-        aligned = (memory.output.aligned(nbytes) for nbytes in store.VECTORS)
-        return Way(self, c.warp, memory.output, None, memory.scales, unit, None, (one, one), *aligned)
+        return Way(self, c.warp, memory.result.output, None, memory.scales, unit, None, (one, one), no, no)
 
     def tile_at(self, way: Way, c: Any, place: Any) -> "GroupTile":
         """This warp's part of a tile."""
-        memory = c.memory.after_grids_before()
-        output = replace(way.output, m=place.first + place.rows)
-        way = replace(way, output=output, alpha=memory.alphas.of(place.group).load())
+        result = c.memory.after_grids_before().result
+        output = result.of(place)
+        wide, narrow = (output.aligned(nbytes) for nbytes in store.VECTORS)
+        way = replace(way, output=output, alpha=result.alpha(place).load(), wide=wide, narrow=narrow)
         block = place.row * c.geometry.ctas + c.cluster.half
         row = block * CTA_ROWS + c.warp * ROWS + cute.arch.lane_idx()  # of the group, or a column of the output
         column = place.column * self.tile_n
         biases: list[Any] = [None, None]
         if self.bias:
-            biases = [memory.bias.of(place.group, output.n * i, output.n) for i in range(1 + bool(self.apart))]
+            biases = [result.bias(place, output.n * i) for i in range(1 + bool(self.apart))]
         if self.swap:
             first = place.first + column
-            target = Swapped(output, first, row, output.address(Int32(0), first, row))
+            target = GroupSwapped(output, first, row, output.address(Int32(0), first, row))
             biases = [bias and bias.column(row) for bias in biases]
         elif self.out_dtype == "nvfp4":
             target = self._quantised(way, place, block, row, column)
         else:
             row = place.first + row
-            target = Direct(output, row, column, output.address(Int32(0), row, column), way.wide, way.narrow)
+            target = Direct(output, row, column, output.address(Int32(0), row, column), wide, narrow)
         return GroupTile(way, target, column, biases[0], biases[-1])
 
     def _quantised(self, way: Way, place: Any, block: Int32, row: Int32, column: Int32) -> Quantised:
@@ -128,28 +129,92 @@ class GroupTile(Tile):
 
 
 @dataclass(frozen=True)
-class Alphas:
-    """What sums of a group are multiplied by: as `Alpha`, but for the last pointer, behind which each group, or all of
-    them, have a number of their own."""
+class GroupSwapped(Swapped):
+    """As `Swapped`; where all of a thread's rows are the group's, none is asked whether it is."""
 
-    alpha: Alpha
-    count: Int32
+    @cute.jit
+    def store(self, words, column, slot):
+        out = self.output
+        pitch = out.ld * out.nbytes
+        address = self.address + column * pitch
+        left = out.m - self.row - column
+        each = 4 // out.nbytes
+        if self.column < out.n:
+            if left >= len(words) * each:
+                for i in cutlass.range_constexpr(len(words)):
+                    whole(words[i], [address + (i * each + j) * pitch for j in range(each)])
+            else:
+                out.elements(words, address, pitch, left)
+        return slot
 
-    def of(self, group: Int32) -> Alpha:
-        *units, alphas = self.alpha.pointers
-        own = alphas + cutlass.select_(self.count > 1, group, Int32(0))
-        return replace(self.alpha, pointers=(*units, own))
+
+def whole(word: Int32, addresses: list[Int64]) -> None:
+    """A word, or the low half and the high half of it, to these addresses."""
+    if len(addresses) == 1:
+        cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[addresses[0], word])
+    else:
+        cute.arch.inline_ptx(
+            "{\n.reg .b16 low, high;\nmov.b32 {low, high}, {$r0};\n"
+            "st.global.b16 [{$r1}], low;\nst.global.b16 [{$r2}], high;\n}",
+            read_only_args=[word, *addresses],
+        )
 
 
 @dataclass(frozen=True)
-class Biases:
-    """(count, n) numbers, a row for each group, or one for all of them."""
+class Results:
+    """Where the results of groups go that share one output, and what they are multiplied by and added to.
 
-    pointer: cute.Pointer
-    count: Int32
-    n: Int32
+    Args:
+        output: of all of them. alpha: as for `Alpha`, but that its last pointer has `alphas` numbers, one for each
+            group or for all of them. bias: (biases, n_bias) numbers, a row for each group, or for all of them.
+    """
 
-    def of(self, group: Int32, first: Int32, number: Int32) -> Bias:
-        """Of a group, `number` from the `first` on."""
-        row = Int64(cutlass.select_(self.count > 1, group, Int32(0))) * self.n
-        return Bias(self.pointer + (row + first), number)
+    output: Output
+    factors: Alpha
+    alphas: Int32
+    biases: cute.Pointer
+    bias_rows: Int32
+    n_bias: Int32
+
+    def of(self, place: Any) -> Output:
+        """The output, which ends where the group does."""
+        return replace(self.output, m=place.first + place.rows)
+
+    def alpha(self, place: Any) -> Alpha:
+        *units, alphas = self.factors.pointers
+        own = alphas + cutlass.select_(self.alphas > 1, place.group, Int32(0))
+        return replace(self.factors, pointers=(*units, own))
+
+    def bias(self, place: Any, first: Int32) -> Bias:
+        """Of the columns, from the `first` number on."""
+        row = Int64(cutlass.select_(self.bias_rows > 1, place.group, Int32(0))) * self.n_bias
+        return Bias(self.biases + (row + first), self.output.n)
+
+
+@dataclass(frozen=True)
+class ListedResults:
+    """The same for a list of problems, whose addresses are in their table."""
+
+    table: cute.Pointer
+    output: Output
+    factor: Float64
+    bias_dtype: Any
+
+    def of(self, place: Any) -> Output:
+        pointer = self._pointer(place, "out", self.output.dtype)
+        ld = (self._row(place) + SIZES["ld_out"]).load()
+        return replace(self.output, pointer=pointer, m=place.rows, n=place.n, ld=ld)
+
+    def alpha(self, place: Any) -> Alpha:
+        names = ("unit_a", "unit_b", "alpha")
+        return Alpha(tuple(self._pointer(place, name, Float32) for name in names), self.factor)
+
+    def bias(self, place: Any, first: Int32) -> Bias:
+        return Bias(self._pointer(place, "bias", self.bias_dtype) + first, place.n)
+
+    def _row(self, place: Any) -> cute.Pointer:
+        return self.table + Int64(place.group) * COLUMNS
+
+    def _pointer(self, place: Any, name: str, dtype: Any) -> cute.Pointer:
+        address = (self._row(place) + ADDRESSES[name]).load()
+        return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=dtype.width // 8)

@@ -6,12 +6,14 @@ bytes that a barrier waits for.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
 from cutlass import Int16, Int32, Int64, Uint8, cute
+from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
+from cutlass.utils import TensorMapManager, TensorMapUpdateMode
 
 from blockscale.kernels.parts import tma
 from blockscale.kernels.parts.cluster import Cluster, Sharers
@@ -20,6 +22,7 @@ from blockscale.kernels.parts.group_geometry import MOST_GROUPS, GroupGeometry
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.tma import ATOM, CODE_BYTES, ROWS, Operand
 
+MAP_BYTES = 128  # of a tensor map
 ATOMS = 2  # the dimension of scales along which the boxes of a slot lie
 
 
@@ -98,7 +101,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Pieces(Operand):
-    """An operand of which runs of boxes are brought."""
+    """An operand of which runs of boxes are brought.
+
+    Args:
+        at: the address of a tensor map in global memory that stands for `map`'s own, None for that one.
+    """
+
+    at: cute.Pointer | None = None
+
+    def of(self, at: cute.Pointer) -> "Pieces":
+        """The same of another tensor, whose map is at that address; by a whole warp."""
+        cpasync.fence_tma_desc_acquire(at)
+        return replace(self, at=at)
+
+    def _options(self) -> dict[str, Any]:
+        if self.at is None:
+            return {}
+        maps = TensorMapManager(TensorMapUpdateMode.SMEM, MAP_BYTES)
+        return {"tma_desc_ptr": maps.get_tensormap_ptr(self.at, cute.AddressSpace.generic)}
 
     def nbytes(self, runs: list[Run]) -> int | Int32:
         """Of all boxes."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Int64, Uint32, cute
 
 from blockscale.kernels.parts import group_order
 from blockscale.kernels.parts.geometry import ATOM_ROWS
@@ -46,7 +46,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Place:
-    """A tile: the group's number, first row, rows and first atom of scales; row and column of the tile in it."""
+    """A tile: the group's number, first row, rows and first atom of scales; row and column of the tile in it; columns
+    of the group's result, k, and which matrix of b is its own."""
 
     group: Int32
     first: Int32
@@ -54,6 +55,9 @@ class Place:
     atom: Int32
     row: Int32
     column: Int32
+    n: Int32
+    k: Int32
+    matrix: Int32
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Groups:
     """The table of `count` groups, in shared memory `smem`.
 
     Args:
-        m: rows of the operand, or of each matrix in the masked form. n: columns of the result, as tiles count them.
+        m: rows of the operand, or of each matrix in the masked form. n: columns of the result.
         ends: not 0 if the numbers in global memory are where groups end.
     """
 
@@ -70,17 +74,17 @@ class Groups:
     count: Int32
     m: Int32
     n: Int32
+    k: Int32
     ends: Int32
 
     @cute.jit
     def make(self, given):
         """By all threads of the CTA, from the numbers at `given`; it is there after the next synchronisation."""
-        o, s = self.order, self.smem
+        o, numbers = self.order, self.smem.numbers.data_ptr()
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rows, numbers = s.rows.data_ptr(), s.numbers.data_ptr()
         for group in cutlass.range(thread, self.count, o.threads, unroll=1):
-            (rows + group).store(cutlass.max(Int32(0), cutlass.min((given + group).load(), self.m)))
+            self._take(given, group)
             if cutlass.const_expr(not o.longest):
                 (numbers + group).store(group)
         cute.arch.sync_threads()
@@ -94,6 +98,11 @@ class Groups:
         if warp == 0:
             cute.arch.sync_warp()
             self._number()
+
+    def _take(self, given: cute.Pointer, group: Int32) -> None:
+        """What is given of a group; it may be anything."""
+        rows = cutlass.max(Int32(0), cutlass.min((given + group).load(), self.m))
+        (self.smem.rows.data_ptr() + group).store(rows)
 
     @cute.jit
     def _place(self):
@@ -142,7 +151,7 @@ class Groups:
     @cute.jit
     def _number(self):
         """By one warp: the first tile of each group, in their order, and how many tiles there are."""
-        o, s, lane = self.order, self.smem, cute.arch.lane_idx()
+        s, lane = self.smem, cute.arch.lane_idx()
         tiles = Int32(0)
         for start in cutlass.range(0, self.count, WARP, unroll=1):
             place = start + lane
@@ -150,7 +159,7 @@ class Groups:
             own = Int32(0)
             if there:
                 group = (s.numbers.data_ptr() + place).load()
-                down, across = group_order.counts((s.rows.data_ptr() + group).load(), self.n, o.tile, o.swap)
+                down, across = self._counts((s.rows.data_ptr() + group).load(), self.sizes(group)[0])
                 own = down * across
             total = _scan(own, lambda x, y: x + y) + tiles
             if there:
@@ -164,6 +173,17 @@ class Groups:
         """Tiles of all groups."""
         return self.smem.total.ptr.load()
 
+    def sizes(self, group: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+        """Columns of a group's result, k, its first row and its first atom of scales."""
+        return self.n, self.k, (self.smem.firsts.data_ptr() + group).load(), (self.smem.atoms.data_ptr() + group).load()
+
+    def matrix(self, group: Int32) -> Int32:
+        """Which of b is the group's."""
+        return group
+
+    def _counts(self, rows: Any, n: Any) -> Any:
+        return group_order.counts(rows, n, self.order.tile, self.order.swap)
+
     def at(self, tile: Int32) -> Place:
         """What the `tile`-th tile is, by a whole warp; `tile` is less than `total`.
 
@@ -175,12 +195,10 @@ class Groups:
         place = place + self._last(place + lane, tile, lane < LINE)
         group = (s.numbers.data_ptr() + place).load()
         rows = (s.rows.data_ptr() + group).load()
+        n, k, first, atom = self.sizes(group)
         index = tile - (s.tiles.data_ptr() + place).load()
-        row, column = group_order.within(
-            Uint32(index), tuple(map(Uint32, group_order.counts(rows, self.n, o.tile, o.swap))), o.raster
-        )
-        first, atom = (s.firsts.data_ptr() + group).load(), (s.atoms.data_ptr() + group).load()
-        values = group, first, rows, atom, Int32(row), Int32(column)
+        row, column = group_order.within(Uint32(index), tuple(map(Uint32, self._counts(rows, n))), o.raster)
+        values = group, first, rows, atom, Int32(row), Int32(column), n, k, self.matrix(group)
         return Place(*(cute.arch.make_warp_uniform(value) for value in values))
 
     def _last(self, place: Int32, tile: Int32, among: Any) -> Int32:
@@ -188,6 +206,39 @@ class Groups:
         inside = place < self.count
         first = (self.smem.tiles.data_ptr() + cutlass.min(place, self.count - 1)).load()
         return cute.arch.popc(cute.arch.vote_ballot_sync(inside & among & (first <= tile))) - 1
+
+
+COLUMNS = 16  # of a problem's row in the table of a list
+ADDRESSES = {name: i for i, name in enumerate(("a", "b", "sfa", "sfb", "out", "unit_a", "unit_b", "alpha", "bias"))}
+SIZES = {name: len(ADDRESSES) + i for i, name in enumerate(("m", "n", "k", "ld_out"))}
+
+
+@dataclass(frozen=True)
+class Problems(Groups):
+    """A list of products of any sizes, which the host knows: of shared memory, `firsts` has n and `atoms` has k.
+
+    Args:
+        m, n, k: the largest. gated: the result has half of n columns.
+    """
+
+    gated: bool = False
+
+    def _take(self, given: cute.Pointer, group: Int32) -> None:
+        row, s = given + Int64(group) * COLUMNS, self.smem
+        n = Int32((row + SIZES["n"]).load())
+        (s.rows.data_ptr() + group).store(Int32((row + SIZES["m"]).load()))
+        (s.firsts.data_ptr() + group).store(n // 2 if self.gated else n)
+        (s.atoms.data_ptr() + group).store(Int32((row + SIZES["k"]).load()))
+
+    def _place(self) -> None:
+        """Every problem has memory of its own."""
+
+    def sizes(self, group: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+        s = self.smem
+        return (s.firsts.data_ptr() + group).load(), (s.atoms.data_ptr() + group).load(), Int32(0), Int32(0)
+
+    def matrix(self, group: Int32) -> Int32:
+        return Int32(0)
 
 
 def _scan(x: Any, together: Any) -> Any:
