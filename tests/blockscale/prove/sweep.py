@@ -1,7 +1,8 @@
-"""What the proof of a kernel runs: configurations pairwise, shapes, data, schedules, and the judge of a result.
+"""What the proof of a family's kernels runs: configurations pairwise, shapes, data, schedules, the judge of a result.
 
 A row gives every field of `Config` and every property of a product a value, so that any two values of two different
 ones meet in some row, where a kernel with both can be built. A row multiplies three shapes, each under every schedule.
+What differs between families is a `Sweep`; there is one a file beside this one.
 """
 
 from __future__ import annotations
@@ -10,57 +11,30 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from operands import POISON, every_code_and_scale, same_bits, small_integers
 
 import blockscale as bs
-from blockscale import reference
+from blockscale import families, plan, reference, store
 from blockscale.config import Config
-from blockscale.families import sm100, supports
-from blockscale.families.sm100.constraints import tile_count
-from blockscale.problem import Problem, target_named
+from blockscale.problem import NVFP4, Problem, Target
 
-B200 = target_named("b200")
 SMS = 8  # of the emulated GPU: a cluster of the largest size, and more tiles than CTAs in most products
 SCHEDULES = (("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 0), ("random", 1), ("random", 2))
 DATA = ("every code and scale", "positive", "integers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 UNIT = 2.0**-5  # the global scale of NVFP4 results
-
 HINTS = (None, "evict_first", "evict_last")
-CONFIG = {
-    "tile": (*((128, n) for n in (8, 40, 64, 96, 128, 192, 256)), *((256, n) for n in (16, 48, 64, 128, 224, 256))),
-    "stages": (None, 1, 2, 3),
-    "accumulators": (1, 2),
-    "cluster": (None, (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (1, 4)),
-    "fallback_cluster": (None, (2, 1), (1, 1), (1, 2)),
-    "schedule": ("static", "clc"),
-    "raster": ("m", "n"),
-    "group": (1, 2, 3),
-    "swap": (False, True),
-    "pdl": (False, True),
-    "prefetch": (0, 1, 5),
-    "l2_a": HINTS,
-    "l2_b": HINTS,
-    "l2_scales": HINTS,
-    "l2_out": HINTS,
-    "store": ("direct", "tma", "tma_rows"),
-    "read": (32, 8, 64, 128),
-    "release": ("late", "early"),
-    "store_slots": (2, 1),
-    "ctas": (None, 1, 3),
-    "persist_mb": (0, 8),
-}
 PRODUCT = {
-    "out_dtype": (*DTYPES, "nvfp4"),
+    "out_dtype": (*DTYPES, NVFP4),
     "bias": (None, "fp32", "fp16", "bf16"),
     "activation": (None, "relu", "gelu", "silu"),
     "alpha": ("none", "float", "tensor"),
 }
-VALUES = CONFIG | PRODUCT
+MOST_SECONDS = {"large": 1.2, "small": 0.4, "batches": 0.6}  # of a product, about; the quickest where none is so quick
 
 
 @dataclass(frozen=True)
@@ -109,26 +83,123 @@ def scaled(shape: Shape) -> Shape:
     return Shape(min(shape.m, 512), max(shape.n // 8, 96), max(shape.k // 8, 256))
 
 
+Pair = tuple[tuple[str, object], tuple[str, object]]
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What is swept of one family.
+
+    Attributes:
+        target: the GPU.
+        config: the values of each field of `Config` that the family has, the first that which forbids least.
+        count: of the rows.
+        seconds: about what a product takes on the emulator, from a row and a shape.
+        relaxed: fields that decide whether two values can meet, besides themselves: a kernel with both is looked for
+            among all values of these.
+        never: the pairs of fields of which some values are refused together. Pairs left out of the rows are so for a
+            reason that is known.
+        shapes: a pool of each kind, of which a row takes one.
+        product: the values of a product's properties.
+        seed: of a few the one with the fewest rows.
+    """
+
+    target: Target
+    config: Mapping[str, tuple[object, ...]]
+    count: int
+    seconds: Callable[[Row, Shape], float]
+    relaxed: tuple[str, ...] = ("tile",)
+    never: frozenset[tuple[str, str]] = frozenset()
+    shapes: Mapping[str, tuple[Shape, ...]] = field(
+        default_factory=lambda: {"large": LARGE, "small": SMALL, "batches": BATCHES}
+    )
+    product: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: PRODUCT)
+    seed: int = 4
+
+    def __post_init__(self) -> None:
+        family = families.of(self.target)
+        assert set(self.config) == {*family.CODE_FIELDS, *family.CALL_FIELDS}, "every field of a configuration is swept"
+
+    @functools.cached_property
+    def values(self) -> dict[str, tuple[object, ...]]:
+        return {**self.config, **self.product}
+
+    def row(self, values: Mapping[str, object]) -> Row:
+        rest = {name: value for name, value in values.items() if name in self.product}
+        fields = {name: value for name, value in values.items() if name in self.config}
+        return Row(self, Config(**fields), **rest)  # type: ignore[arg-type] # properties of a product
+
+    @functools.cached_property
+    def possible_pairs(self) -> dict[Pair, dict[str, object]]:
+        """The pairs of values that some kernel has both of, each with the first such kernel that was found."""
+        found: dict[Pair, dict[str, object]] = {}
+        for (one, ones), (other, others) in itertools.combinations(self.values.items(), 2):
+            for x, y in itertools.product(ones, others):
+                pair = (one, x), (other, y)
+                fitting = next((values for values in self._completions(pair) if self.row(values).builds()), None)
+                if fitting is not None:
+                    found[pair] = fitting
+        return found
+
+    def _completions(self, pair: Pair) -> Iterator[dict[str, object]]:
+        """The ways to give the other fields values that forbid least."""
+        base = {name: values[0] for name, values in self.values.items()} | dict(pair)
+        free = {name: self.values[name] for name in self.relaxed if name not in dict(pair)}
+        for chosen in itertools.product(*free.values()):
+            yield base | dict(zip(free, chosen, strict=True))
+
+    @functools.cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Rows that cover every possible pair: around a pair that is still missing, each field in turn takes the value
+        that brings the most new pairs while the kernel still builds."""
+        draw = random.Random(self.seed)
+        missing = dict.fromkeys(sorted(self.possible_pairs, key=repr))
+        found: list[Row] = []
+        while missing:
+            pair = next(iter(missing))
+            values = dict(self.possible_pairs[pair])
+            order = [name for name in self.values if name not in dict(pair)]
+            draw.shuffle(order)
+            settled = dict(pair)
+            for name in order:
+                gains = []
+                for value in self.values[name]:
+                    if self.row(values | {name: value}).builds():
+                        met = sum(self._pair(name, value, *other) in missing for other in settled.items())
+                        gains.append((met, draw.random(), value))
+                values[name] = max(gains, key=lambda gain: gain[:2])[2]
+                settled[name] = values[name]
+            row = self.row(values)
+            found.append(row)
+            for covered in row.pairs():
+                missing.pop(covered, None)
+        return tuple(found)
+
+    def _pair(self, one: str, x: object, other: str, y: object) -> Pair:
+        names = list(self.values)
+        return ((one, x), (other, y)) if names.index(one) < names.index(other) else ((other, y), (one, x))
+
+
 @dataclass(frozen=True)
 class Row:
     """One configuration, and what its products have besides operands."""
 
+    sweep: Sweep = field(repr=False)
     config: Config
     out_dtype: str = "bf16"
     bias: str | None = None
     activation: str | None = None
     alpha: str = "float"
 
-    @classmethod
-    def of(cls, values: dict[str, object]) -> Row:
-        rest = {name: value for name, value in values.items() if name in PRODUCT}
-        return cls(Config(**{name: value for name, value in values.items() if name in CONFIG}), **rest)
-
     def values(self) -> dict[str, object]:
-        return {name: getattr(self.config if name in CONFIG else self, name) for name in VALUES}
+        return {name: getattr(self.config if name in self.sweep.config else self, name) for name in self.sweep.values}
 
     def __str__(self) -> str:
         return f"{self.config}; {self.out_dtype}, bias {self.bias}, {self.activation}, alpha {self.alpha}"
+
+    def pairs(self) -> set[Pair]:
+        """Any two fields with their values."""
+        return set(itertools.combinations(self.values().items(), 2))
 
     def problem(self, shape: Shape) -> Problem:
         batches = max(shape.batch_a, shape.batch_b, 1), max(shape.batch_a, 1), max(shape.batch_b, 1)
@@ -138,93 +209,35 @@ class Row:
         return Problem(shape.m, shape.n, shape.k, *batches, **epilogue)
 
     def does(self, shape: Shape) -> bool:
-        return supports(self.problem(shape), B200, self.config) is None
+        return families.supports(self.problem(shape), self.sweep.target, self.config) is None
 
     def builds(self) -> bool:
         """Whether there can be such a kernel, for a problem that one tile covers."""
         return self.does(Shape(1, 1, 64))
 
     def seconds(self, shape: Shape) -> float:
-        """About what a product takes on the emulator; every CTA of a cluster computes, also beside the matrix."""
-        tiles = tile_count(self.problem(shape), self.config) * max(shape.batch_a, shape.batch_b, 1)
-        tiles //= self.problem(shape).batch
-        sums = {"gelu": 0.005, "silu": 0.001}.get(str(self.activation), 0.0006) * self.config.tile[1]
-        return tiles * (sums + 0.01 * (1 + shape.k / 256)) * (2 if self.out_dtype == "nvfp4" else 1)
+        return self.sweep.seconds(self, shape)
 
     def shapes(self, number: int) -> list[Shape]:
         """One of each kind that it does in a second or so; which ones turns with the row's number."""
         found = []
-        for pool, most in ((LARGE, 1.2), (SMALL, 0.4), (BATCHES, 0.6)):
+        for kind, pool in self.sweep.shapes.items():
             fitting = sorted((shape for shape in pool if self.does(shape)), key=self.seconds)
-            quick = [shape for shape in pool if shape in fitting and self.seconds(shape) <= most] or fitting[:1]
+            quick = [s for s in pool if s in fitting and self.seconds(s) <= MOST_SECONDS[kind]] or fitting[:1]
             found.append(quick[number % len(quick)])
         return found if self.seconds(found[0]) < 3 else found[:1]  # wide clusters with many instructions
 
-
-Pair = tuple[tuple[str, object], tuple[str, object]]
-# What decides whether two values can meet, besides themselves: a kernel with them is looked for among these.
-RELAXED = {"tile": VALUES["tile"], "cluster": VALUES["cluster"], "store": VALUES["store"]}
-
-
-def pairs(row: Row) -> set[Pair]:
-    """Any two fields with their values."""
-    return set(itertools.combinations(row.values().items(), 2))
-
-
-def completions(pair: Pair) -> Iterator[dict[str, object]]:
-    """The ways to give the other fields values that forbid least."""
-    base = {name: values[0] for name, values in VALUES.items()} | dict(pair)
-    free = {name: values for name, values in RELAXED.items() if name not in dict(pair)}
-    for chosen in itertools.product(*free.values()):
-        yield base | dict(zip(free, chosen, strict=True))
-
-
-@functools.cache
-def possible_pairs() -> dict[Pair, dict[str, object]]:
-    """The pairs of values that some kernel has both of, each with the first such kernel that was found."""
-    found = {}
-    for (one, ones), (other, others) in itertools.combinations(VALUES.items(), 2):
-        for x, y in itertools.product(ones, others):
-            pair = (one, x), (other, y)
-            fitting = next((values for values in completions(pair) if Row.of(values).builds()), None)
-            if fitting is not None:
-                found[pair] = fitting
-    return found
-
-
-@functools.cache
-def rows() -> tuple[Row, ...]:
-    """Rows that cover every possible pair: around a pair that is still missing, each field in turn takes the value that
-    brings the most new pairs while the kernel still builds."""
-    draw = random.Random(4)  # of a few seeds the one with the fewest rows
-    missing = dict.fromkeys(sorted(possible_pairs(), key=repr))
-    found: list[Row] = []
-    while missing:
-        pair = next(iter(missing))
-        values = dict(possible_pairs()[pair])
-        order = [name for name in VALUES if name not in dict(pair)]
-        draw.shuffle(order)
-        settled = dict(pair)
-        for name in order:
-            gains = []
-            for value in VALUES[name]:
-                if Row.of(values | {name: value}).builds():
-                    met = sum(_pair(name, value, *other) in missing for other in settled.items())
-                    gains.append((met, draw.random(), value))
-            values[name] = max(gains, key=lambda gain: gain[:2])[2]
-            settled[name] = values[name]
-        row = Row.of(values)
-        found.append(row)
-        for covered in pairs(row):
-            missing.pop(covered, None)
-    return tuple(found)
-
-
-_PLACE = {name: place for place, name in enumerate(VALUES)}
-
-
-def _pair(one: str, x: object, other: str, y: object) -> Pair:
-    return ((one, x), (other, y)) if _PLACE[one] < _PLACE[other] else ((other, y), (one, x))
+    def code(self) -> bytes:
+        """What the emulator executes: PTX and host code of its kernels, compiled where the store has them not."""
+        problems = [self.problem(Shape(1, 1, 64))]
+        if self.out_dtype == NVFP4:  # whose result is compared with the fp32 one's
+            problems.append(Problem(1, 1, 64, out_dtype="fp32", bias=self.bias, activation=self.activation))
+        found = []
+        for problem in problems:
+            parts = plan.artefact(problem, self.sweep.target, self.config, store.default_store()).parts
+            cubin = parts["cubin"].read_bytes()  # not the same in two runs of the assembler
+            found += [parts["ptx"].read_bytes(), parts["object"].read_bytes().replace(cubin, b"")]
+        return b"".join(found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -332,6 +345,3 @@ def judge(
     slack = 1.13 * slack  # the steepest an activation is
     rounding = info.eps / 2 * (expected.abs() + slack) + info.smallest_normal * info.eps / 2
     reference.check(y, expected, rounding + slack)
-
-
-assert set(CONFIG) == {*sm100.CODE_FIELDS, *sm100.CALL_FIELDS}, "every field of a configuration is swept"

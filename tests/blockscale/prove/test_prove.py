@@ -1,4 +1,4 @@
-"""The sm_100a kernel on the software GPU: every pair of values, every shape, every schedule; a sample of it in CI."""
+"""The kernels of each family on the software GPU: every pair of values, every shape, every schedule; a sample in CI."""
 
 import collections
 import itertools
@@ -10,12 +10,15 @@ import pytest
 import sweep
 import torch
 from operands import every_code_and_scale
+from proof_record import SWEEPS
 from sweep import BATCHES, DATA, GPU_MODE, LARGE, SCHEDULES, SMALL, SMS, Shape
 
 import blockscale as bs
 from blockscale import reference
 
 SHAPES = (*LARGE, *SMALL, *BATCHES)
+every_family = pytest.mark.parametrize("family", SWEEPS)
+every_row = [(family, number) for family, each in SWEEPS.items() for number in range(each.count)]
 needs_compiler = pytest.mark.usefixtures("_compiler")
 
 
@@ -30,7 +33,7 @@ def run(row, work):
     start, counts = time.perf_counter(), collections.Counter(products=0, instructions=0, findings=0)
     first = {}
     for kind, seed in SCHEDULES:
-        with bs.emulated("sm_100a", schedule=kind, seed=seed, sms=SMS) as gpu:  # a finding raises
+        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=SMS) as gpu:  # a finding raises
             for shape, data, gap in work:
                 try:
                     got = sweep.multiply(row, shape, data, gap)
@@ -44,95 +47,84 @@ def run(row, work):
     return {**counts, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def work_of(number):
+def work_of(row, number):
     """The shapes of a row; data and gaps turn with its number."""
-    shapes = sweep.rows()[number].shapes(number)
-    return [(shape, DATA[(number + i) % 3], (0, 8, 3)[(number + 2 * i) % 3]) for i, shape in enumerate(shapes)]
+    return [
+        (shape, DATA[(number + i) % 3], (0, 8, 3)[(number + 2 * i) % 3]) for i, shape in enumerate(row.shapes(number))
+    ]
 
 
-def resumed(case, work):
-    if case in proof_record.load():
+def prove(family, case, row, work):
+    if proof_record.holds(family, case, row):
         pytest.skip("in the record")
-    proof_record.add(case, work())
+    proof_record.add(family, case, row, run(row, work))
 
 
 @pytest.mark.prove
 @needs_compiler
-@pytest.mark.parametrize("number", range(len(sweep.rows())))
-def test_pairwise(number):
-    row = sweep.rows()[number]
-    resumed(f"row {number:02d}: {row}", lambda: run(row, work_of(number)))
+@pytest.mark.parametrize(("family", "number"), every_row)
+def test_pairwise(family, number):
+    row = SWEEPS[family].rows[number]
+    prove(family, proof_record.row_case(number, row), row, work_of(row, number))
 
 
 @pytest.mark.prove
 @needs_compiler
+@every_family
 @pytest.mark.parametrize("shape", GPU_MODE, ids=str)
-def test_gpu_mode(shape):
-    """By the heuristics' choice for the whole shape, fp16 results, as the competition has them; scaled down."""
-    row = sweep.Row(bs.config_for(shape.m, shape.n, shape.k, gpu="b200"), "fp16")
-    work = [(sweep.scaled(shape), DATA[GPU_MODE.index(shape) % 3], 0)]
-    resumed(f"GPU MODE {shape} as {work[0][0]}: {row}", lambda: run(row, work))
+def test_gpu_mode(family, shape):
+    case, row = proof_record.gpu_mode(family, shape)
+    prove(family, case, row, [(sweep.scaled(shape), DATA[GPU_MODE.index(shape) % 3], 0)])
 
 
 @needs_compiler
-@pytest.mark.parametrize("number", range(0, len(sweep.rows()), 12))
-def test_a_sample(number):
+@pytest.mark.parametrize(("family", "number"), [(family, number) for family, number in every_row if number % 12 == 0])
+def test_a_sample(family, number):
     """Of every twelve rows the first that is quick, its small shape."""
-    quick = next(
-        i for i in range(number, number + 12) if sweep.rows()[i % len(sweep.rows())].seconds(Shape(1, 1, 1)) < 0.3
-    )
-    number = quick % len(sweep.rows())
-    assert run(sweep.rows()[number], work_of(number)[1:2])["products"] == len(SCHEDULES)
+    rows = SWEEPS[family].rows
+    quick = next(i for i in range(number, number + 12) if rows[i % len(rows)].seconds(Shape(1, 1, 1)) < 0.3) % len(rows)
+    assert run(rows[quick], work_of(rows[quick], quick)[1:2])["products"] == len(SCHEDULES)
 
 
-def test_the_documents_tell_no_more_than_the_record_holds():
+@every_family
+def test_the_documents_tell_no_more_than_the_record_holds(family):
     """A proof that goes on may be ahead of them."""
     text = proof_record.DOCUMENT.read_text()
-    claimed = re.search(r"^Record: (\d+) of ", text, re.MULTILINE)
-    held = sum(case.startswith("row") for case in proof_record.load())
+    claimed = re.search(rf"^Record of {family}: (\d+) of ", text, re.MULTILINE)
+    held = sum(case.startswith("row") for case in proof_record.load(family))
     assert (int(claimed[1]) if claimed else 0) <= held, "run: python tests/blockscale/prove/proof_record.py"
-    assert proof_record.told() in proof_record.tell(text)
-    assert len(sweep.rows()) == proof_record.PAIRWISE
+    assert proof_record.told(family) in proof_record.tell(text)
 
 
-def test_no_pair_of_values_is_left_out():
-    covered = set().union(*(sweep.pairs(row) for row in sweep.rows()))
-    assert sorted(sweep.possible_pairs().keys() - covered, key=repr) == []
-    assert all(row.builds() for row in sweep.rows())
-    values = {name: {row.values()[name] for row in sweep.rows()} for name in sweep.VALUES}
-    assert values == {name: set(given) for name, given in sweep.VALUES.items()}
+@every_family
+def test_no_pair_of_values_is_left_out(family):
+    swept = SWEEPS[family]
+    covered = set().union(*(row.pairs() for row in swept.rows))
+    assert sorted(swept.possible_pairs.keys() - covered, key=repr) == []
+    assert all(row.builds() for row in swept.rows)
+    values = {name: {row.values()[name] for row in swept.rows} for name in swept.values}
+    assert values == {name: set(given) for name, given in swept.values.items()}
+    assert len(swept.rows) == swept.count
 
 
-def test_pairs_that_no_kernel_has_are_those_that_are_refused():
+@every_family
+def test_pairs_that_no_kernel_has_are_those_that_are_refused(family):
     """What is left out of the pairs is so for a reason that is known."""
-    pairs = sweep.possible_pairs()
+    pairs, values = SWEEPS[family].possible_pairs, SWEEPS[family].values
     excluded = set()
-    for (one, ones), (other, others) in itertools.combinations(sweep.VALUES.items(), 2):
+    for (one, ones), (other, others) in itertools.combinations(values.items(), 2):
         if not all(((one, x), (other, y)) in pairs for x in ones for y in others):
             excluded.add((one, other))
-    assert excluded == {
-        ("tile", "cluster"),  # pieces of b, pairs
-        ("tile", "fallback_cluster"),
-        ("tile", "out_dtype"),
-        ("cluster", "fallback_cluster"),
-        ("schedule", "ctas"),
-        ("swap", "store"),
-        ("swap", "out_dtype"),
-        ("store", "out_dtype"),
-        ("swap", "l2_out"),  # those without an effect
-        ("l2_out", "out_dtype"),
-        ("read", "out_dtype"),
-        ("swap", "store_slots"),
-        ("store_slots", "out_dtype"),
-        ("store", "store_slots"),
-    }
+    assert excluded == SWEEPS[family].never
 
 
-def test_shapes_are_of_every_kind():
-    every = {shape for number, row in enumerate(sweep.rows()) for shape in row.shapes(number)}
+@every_family
+def test_shapes_are_of_every_kind(family):
+    rows = SWEEPS[family].rows
+    every = {shape for number, row in enumerate(rows) for shape in row.shapes(number)}
     assert len(every) >= 30
     assert {1, 15, 16, 48, 64, 80, 256, 2304} <= {shape.k for shape in every}
-    counts = [len(row.shapes(number)) for number, row in enumerate(sweep.rows())]
+    counts = [len(row.shapes(number)) for number, row in enumerate(rows)]
     assert set(counts) <= {1, 3}  # one where clusters are wide and an element takes many instructions
     assert counts.count(3) > 0.8 * len(counts)
 
