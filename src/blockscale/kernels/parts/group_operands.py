@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Int16, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
-from cutlass.utils import TensorMapManager, TensorMapUpdateMode
+from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
 from blockscale.kernels.parts import tma
 from blockscale.kernels.parts.cluster import Cluster, Sharers

@@ -24,7 +24,10 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     """The configuration for a problem that `unsupported` passes, or why there is none."""
     assert isinstance(problem, GroupedProblem)
     view, reasons = _View(problem, target), []
-    for decide in (_swap, _rows, _columns, _accumulators, _order, _launch):
+    steps = [_swap, _rows, _columns, _accumulators, _order]
+    if problem.form != "list":
+        steps.append(_launch)
+    for decide in steps:
         view, why = decide(view)
         reasons.append(why)
     refused = unfit(problem, target, view.config)
@@ -41,9 +44,9 @@ class _View:
 
     @property
     def mean(self) -> int:
-        """Rows of a group: the mean, or in the masked form the most."""
-        masked = self.problem.form == "masked"
-        return self.problem.m if masked else -(-self.problem.m // self.problem.groups)
+        """Rows of a group: the mean in the contiguous form, else the most."""
+        together = self.problem.form == "contiguous"
+        return -(-self.problem.m // self.problem.groups) if together else self.problem.m
 
     @property
     def gated(self) -> bool:
@@ -82,10 +85,11 @@ def _columns(view: _View) -> _Step:
     rows = view.config.tile[0]
     if not view.config.swap:
         return view.with_(tile=(rows, HALVES)), f"{HALVES} columns of weights: fewest bytes an operation (derived)"
-    wanted = view.mean if view.problem.form == "masked" else ROOM * view.mean
+    together = view.problem.form == "contiguous"
+    wanted = ROOM * view.mean if together else view.mean
     fit = [columns for columns in CAPS if unfit(view.problem, view.target, _tile(view, columns)) is None]
     columns = next((columns for columns in fit if columns >= wanted), fit[-1])
-    what = "all that a group can have" if view.problem.form == "masked" else f"{ROOM} times the mean of a group"
+    what = f"{ROOM} times the mean of a group" if together else "all that a group can have"
     return view.with_(tile=(rows, columns)), f"up to {columns} rows of a group a tile: {what} is {wanted} (modelled)"
 
 

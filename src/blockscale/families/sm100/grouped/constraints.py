@@ -129,7 +129,7 @@ def most_tiles(problem: GroupedProblem, config: Config) -> int:
     """As many as there can be, whatever the sizes of groups."""
     down, across = tile_shape(problem, config)
     of_rows, of_columns = (across, down) if config.swap else (down, across)
-    if problem.form == "masked":
+    if problem.form != "contiguous":
         blocks = problem.groups * -(-problem.m // of_rows)
     else:
         groups = min(problem.groups, problem.m)
