@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockscale import arguments, backends, calls, families, grouped, heuristics, ops, threads
-from blockscale.backends import gated, gpu, groups
+from blockscale.backends import gated, gpu, groups, lists
 from blockscale.config import Config
 from blockscale.tensor import NVFP4Tensor
 
@@ -197,7 +197,7 @@ def grouped_gemm(
 
 
 def _separate(a: Any, b: Any, options: _Options, alpha: Any, bias: Any, out: Any) -> list[Tensor]:
-    """The list form: every shape is the host's, so products are launched one after another."""
+    """The list form: every shape is the host's, so what no kernel for lists does is launched one after another."""
     operands, result = grouped.separate(a, b, options.activation, out, options.out_dtype)
     if out is not None:
         outputs = {f"out[{i}]": part for i, part in enumerate(out)}
@@ -249,12 +249,18 @@ class _Options:
 
     def run(self, problems: list[_Problem], device: torch.device) -> list[gpu.Call | None]:
         """Check what is left, then compute: nothing is written unless every problem passes."""
-        prepare = gated.of(backends.pick(self.backend, device, self.config).prepare)
+        backend = backends.pick(self.backend, device, self.config)
+        prepare, together = gated.of(backend.prepare), getattr(backend, "prepare_list", None)
         calls = [
             (p, arguments.check_alpha(p.alpha, device), arguments.check_bias(p.bias, p.b.shape[-2], device))
             for p in problems
         ]
         with threads.exact_arithmetic():
+            if len(problems) > 1 and together is not None:
+                list_of = [lists.Product(p.a, p.b, p.out, alpha, bias) for p, alpha, bias in calls]
+                launch = together(list_of, activation=self.activation, config=self.config)
+                if launch is not None:
+                    return [launch()]
             launches = [
                 prepare(
                     p.a,

@@ -34,8 +34,16 @@ class Launcher(Protocol):
     def load(self, artefact: store.Artefact) -> Function:
         """The artefact's function."""
 
-    def launch(self, function: Function, pointers: Sequence[int], sizes: Sequence[int], scalars: Sequence[Any]) -> None:
-        """function(*pointers, *scalars, stream) on the device; the kernel touches `sizes[i]` bytes at `pointers[i]`."""
+    def launch(
+        self,
+        function: Function,
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        beside: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """function(*pointers, *scalars, stream) on the device; the kernel touches `sizes[i]` bytes at `pointers[i]`,
+        and what else it finds the addresses of: `beside`, (address, bytes)."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,10 @@ class Plan:
     sizes: tuple[int, ...]
     values: tuple[int, ...]
 
-    def run(self, pointers: Sequence[int], factor: float) -> None:
-        """Launch with the addresses of the entry's pointers; the result is multiplied by `factor` too."""
-        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values))
+    def run(self, pointers: Sequence[int], factor: float, beside: Sequence[tuple[int, int]] = ()) -> None:
+        """Launch with the addresses of the entry's pointers; the result is multiplied by `factor` too. `beside` is what
+        lies behind addresses that are in memory themselves."""
+        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values), beside)
 
 
 def plan(problem: Problem, launcher: Launcher, config: Config | None, ld_out: int) -> Plan:

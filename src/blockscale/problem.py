@@ -15,7 +15,7 @@ OPERANDS_B = ("nvfp4",)
 BIASES = (None, *OUT_BYTES)
 ACTIVATIONS = (None, "relu", "gelu", "silu")
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activations that multiply by a gate, and what the gate goes through
-FORMS = ("contiguous", "masked")
+FORMS = ("contiguous", "masked", "list")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class GroupedProblem(Problem):
     Attributes:
         m: rows of all groups together ("contiguous"), or places for rows that each group has ("masked").
         form: "contiguous": rows lie sorted by group; "masked": each group has its own matrix of `m` rows, of which the
-            first ones count.
+            first ones count; "list": products of any sizes, of which m, n and k are the largest.
         groups: their number.
         alphas, biases: 1, shared by all, or one a group.
         ends: the table of groups holds where each one ends; otherwise its size.

@@ -74,6 +74,7 @@ class Family(Protocol):
 
 
 _FAMILIES: dict[str, Family] = {"sm100": sm100, "sm90": sm90}
+_LISTED: dict[str, Family] = {"sm100": sm100.listed}
 _GROUPED: dict[str, Family] = {"sm100": sm100.grouped, "sm90": sm90.grouped}
 
 
@@ -84,7 +85,9 @@ def of(target: Target) -> Family:
 
 def serving(problem: Problem, target: Target) -> Family:
     """The family of a target, or the part of it whose kernels do grouped products."""
-    return _GROUPED[target.backend] if isinstance(problem, GroupedProblem) else of(target)
+    if not isinstance(problem, GroupedProblem):
+        return of(target)
+    return (_LISTED if problem.form == "list" else _GROUPED)[target.backend]
 
 
 def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16", groups: int | None = None) -> Problem:

@@ -23,6 +23,7 @@ SIZES = (3, 0, 130, 1, 17)
 MODEL = GroupedProblem(m=32, n=N, k=K, groups=5, out_dtype="fp32", bias="fp32", alphas=5, biases=5)
 CONFIG = heuristics.choose(MODEL, B200).config  # one kernel for all tests that do not say otherwise
 SINGLE = bs.Config((128, 128))
+SINGLE_NARROW = bs.Config((128, 32), store_slots=2, schedule="clc")  # of the kernel for single products alone
 
 
 @pytest.fixture
@@ -242,6 +243,36 @@ def test_rows_in_another_layout_are_copied(emulator, layout):
     )
     assert wide[:, :4].isnan().all()
     check(y, a, b, (3, 0, 17))
+
+
+def test_a_list_of_any_shapes_is_one_call_of_the_device(emulator):
+    """Its products need no layout but 128x4; those that are empty have no part in it."""
+    shapes = [(3, 40, 80), (130, 72, 48), (5, 5, 16), (0, 8, 64), (1, 1, 1)]
+    a = [every_code_and_scale(m, k, seed=i) for i, (m, _, k) in enumerate(shapes)]
+    b = [every_code_and_scale(n, k, seed=50 + i) for i, (_, n, k) in enumerate(shapes)]
+    alpha = torch.arange(1.0, 6.0) * 1e-3
+    memory = torch.full((131, 80), math.nan)
+    out = [torch.empty(3, 40), memory[:130, 4:76], *(torch.empty(m, n) for m, n, _ in shapes[2:])]
+    assert bs.grouped_gemm(a, b, alpha=alpha, out=out, out_dtype=torch.float32)[1] is out[1]
+    assert [report.counters["ctas"] for report in emulator.reports][:1] == [4]
+    assert len(emulator.reports) == 2  # tensor maps, then products
+    assert memory.isnan().sum() == 131 * 80 - 130 * 72
+    for i, y in enumerate(out):
+        if len(y):
+            check_group(y, a[i], b[i], alpha=alpha[i])
+
+
+@pytest.mark.prove
+def test_lists_that_one_kernel_does_not_do_are_launched_one_by_one(emulator):
+    a = [every_code_and_scale(3, 64, seed=i) for i in range(2)]
+    b = [every_code_and_scale(32, 64, seed=50 + i) for i in range(2)]
+    y = bs.grouped_gemm(a, b, alpha=1e-3, out_dtype=torch.float32, config=SINGLE_NARROW)
+    assert len(emulator.reports) == 2
+    out = [bs.NVFP4Tensor.zeros((3, 32), global_scale=0.25) for _ in range(2)]
+    bs.grouped_gemm(a, b, alpha=1e-3, out=out, config=SINGLE_NARROW)
+    for x, z in zip(out, y, strict=True):
+        assert same_tensor(x, bs.quantize(z, global_scale=0.25, nonfinite="saturate"))
+    assert len(emulator.reports) == 4
 
 
 def test_what_kernels_for_groups_do_not_do(emulator):
