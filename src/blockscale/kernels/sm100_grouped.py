@@ -57,6 +57,7 @@ from blockscale.kernels.parts.group_geometry import GroupGeometry
 from blockscale.kernels.parts.group_order import GRANULE
 from blockscale.kernels.parts.groups import Groups, Order
 from blockscale.kernels.parts.ring import Ring, Slot
+from blockscale.kernels.sm100 import Sm100Gemm
 
 WARP = 32
 EPILOGUE = range(4)  # whole, and from 0 on: warp w of four may load lanes 32w to 32w + 31 of tensor memory
@@ -97,9 +98,9 @@ class Context:
     def work(self, index: Int32) -> Work:
         return self.cut.work(self.groups.at(index))
 
-    def operands(self, work: Work) -> Any:
-        """What copies for a tile come from."""
-        return self.memory.after_grids_before().operands
+    def operands(self, memory: Any, work: Work) -> Any:
+        """What copies for a tile come from, where the kernel may read memory."""
+        return memory.operands
 
     def accumulator(self, sums: Slot) -> Int32:
         """Its address in tensor memory."""
@@ -306,26 +307,15 @@ class Sm100GroupedGemm:
         self.synchronise()
 
     @cute.jit
-    def synchronise(self):
-        """All warps of the cluster."""
-        tensorcore.before_sync()
-        if cutlass.const_expr(self.geometry.shape == (1, 1)):
-            cute.arch.sync_threads()
-        else:
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        tensorcore.after_sync()
-
-    @cute.jit
     def load(self, c):
         """Fills slots with what a k tile takes of both operands, for one tile after the other."""
-        g, cut, ab, groups = c.geometry, c.cut, c.ab, c.groups
+        g, cut, ab, groups, memory = c.geometry, c.cut, c.ab, c.groups, c.memory.after_grids_before()
         slot = ab.producer()
         index = c.first
         while index < groups.total:
             work = c.work(index)
             runs = cut.runs(work, c.cluster.half)
-            pairs = list(zip(c.operands(work), runs, strict=True))
+            pairs = list(zip(c.operands(memory, work), runs, strict=True))
             nbytes = Int32(g.ctas * sum(operand.nbytes(own) for operand, own in pairs))
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab.wait_empty(slot)
@@ -370,9 +360,4 @@ class Sm100GroupedGemm:
             sums = sums.next()
             index = index + c.stride
 
-    @cute.jit
-    def finish(self, c):
-        """Frees tensor memory, and ends no CTA to whose barriers or memory another one of its cluster still comes."""
-        self.synchronise()
-        if c.warp == MMA:
-            tensorcore.free(c.tmem, self.geometry.tmem_allocation, self.geometry.ctas)
+    synchronise, finish = Sm100Gemm.synchronise, Sm100Gemm.finish

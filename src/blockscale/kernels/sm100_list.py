@@ -32,8 +32,7 @@ MAPS = 4  # of a problem: of the kernel's a and b, scales of a, scales of b
 class ListContext(Context):
     """As `Context`; `operands` are those of the problem that a tile is of."""
 
-    def operands(self, work: Any) -> Any:
-        memory = self.memory.after_grids_before()
+    def operands(self, memory: Any, work: Any) -> Any:
         first = memory.maps + Int64(work.place.group) * (MAPS * MAP_BYTES)
         return [operand.of(first + i * MAP_BYTES) for i, operand in enumerate(memory.operands)]
 
@@ -68,6 +67,7 @@ class Sm100ListGemm(Sm100GroupedGemm):
         anything = (maps, maps)
         size = cute.assume(Int32(STEP_K), STEP_K)
         patterns = group_operands.maps(g, anything, anything, (none, none), (none, none), size, (none, none))
+        # A plain launch, which waits for the list before it: that one may still read the maps that this one overwrites.
         self.describe(patterns, table, maps).launch(grid=[experts, 1, 1], block=[WARP, 1, 1], stream=stream)
         self.multiply(patterns, table, maps, factor, experts).launch(
             grid=[cutlass.max(ctas // g.ctas, 1) * g.ctas, 1, 1],

@@ -8,12 +8,25 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
-from emulated_grouped import Call, compiled, exactly, grouped, mistakes, run
-from emulated_kernel import SCHEDULES
+from emulated_grouped import (
+    Call,
+    compiled,
+    compiled_list,
+    exactly,
+    grouped,
+    mistakes,
+    mistakes_in_list,
+    products,
+    run,
+    run_list,
+)
+from emulated_kernel import DTYPES, SCHEDULES
 
+from blockscale import families
 from blockscale.config import Config
 from blockscale.families.sm100.grouped.counts import count
-from blockscale.problem import GroupedProblem
+from blockscale.kernels.parts.group_geometry import WIDTHS
+from blockscale.problem import GroupedProblem, target_named
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:cutlass")  # about its own helpers
 
@@ -85,11 +98,11 @@ def test_more_rows_than_a_matrix_of_the_masked_form_has():
     check({**PLAIN, "form": "masked"}, groups, Call(given=(-1, 5, 90, 2)))
 
 
-@pytest.mark.parametrize("order", ["given", "longest"])
-def test_as_many_groups_as_there_may_be(order):
-    """512, of which a few have rows, and the last one has some."""
+@pytest.mark.parametrize(("order", "ends"), [("longest", [0, 511]), ("given", [101, 410])])
+def test_as_many_groups_as_there_may_be(order, ends):
+    """512, of which a few have rows: the first and the last one, or none of the first and of the last hundred."""
     sizes = np.zeros(512, int)
-    sizes[[0, 31, 32, 100, 255, 256, 400, 511]] = [1, 2, 3, 40, 1, 1, 2, 33]
+    sizes[[ends[0], 131, 132, 255, 256, 400, ends[1]]] = [1, 2, 40, 1, 1, 2, 33]
     groups = grouped(sizes.tolist(), 8, 64)
     check({"tile": (128, 32), "order": order}, groups, Call(ctas=3))
 
@@ -139,7 +152,8 @@ def test_gates(config):
     for group, size in enumerate(groups.sizes):
         sums, _ = exactly(groups, call, group, bias)
         gates, values = sums[:, :256], sums[:, 256:]
-        want = gates / (1 + np.exp(-gates)) * values
+        with np.errstate(over="ignore"):
+            want = gates / (1 + np.exp(-gates)) * values
         got = result.rows[groups.first(group) : groups.first(group) + size]
         assert (abs(got - want) <= 1e-5 * abs(want) + 2e-6 * abs(sums).max(initial=0) ** 2).all()
     assert (result.around == 0xFF).all()
@@ -160,7 +174,73 @@ def test_work_is_as_counted():
     assert bytes_ - tokens == 3 * n * (k // 2 + k // 16)
 
 
+@pytest.mark.parametrize(
+    ("config", "schedule"),
+    [
+        ({"tile": (128, 64), "order": "longest", "accumulators": 2}, ("lazy", 0)),
+        ({"tile": (128, 128), "swap": False}, ("random", 1)),
+        ({"tile": (256, 384), "raster": "n", "activation": None}, ("random", 2)),
+    ],
+    ids=str,
+)
+def test_a_list_of_products_of_different_sizes(config, schedule):
+    """Each has operands, sizes, an alpha and a bias of its own, and its maps are made by the launch."""
+    call, list_ = Call(ctas=4, schedule=schedule), products([(33, 130, 320), (1, 40, 64), (150, 20, 600)], gap=3)
+    bias = [np.random.default_rng(i).standard_normal(p.b.rows).astype(np.float32) for i, p in enumerate(list_)]
+    results, reports = run_list(compiled_list(**config, bias="fp32"), list_, call, bias=bias)
+    assert mistakes_in_list(results, list_, call, bias) is None
+    assert len(reports) == 2
+
+
 @pytest.mark.parametrize("config", [{"tile": (128, 256)}, {"tile": (256, 384), "order": "longest"}, TOKENS], ids=str)
 def test_no_group_takes_stack_or_spills(config, capfd):
     compiled(**config, activation="gelu", bias="bf16", options="remarks{ptx}")
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in capfd.readouterr().err
+
+
+def drawn(seed):
+    """A configuration that is supported, a grouped product and a call."""
+    draw = np.random.default_rng(seed)
+
+    def one(*values):
+        return values[draw.integers(len(values))]
+
+    form, groups = one("contiguous", "masked"), one(1, 3, 5, 8)
+    sizes = [int(one(0, 1, 2, draw.integers(3, 40), draw.integers(40, 130), 128, 257)) for _ in range(groups)]
+    n, k = int(draw.integers(1, 300)), int(one(1, 64, 80, draw.integers(100, 900)))
+    problem = GroupedProblem(max(sum(sizes), 1), n, k, form=form, groups=groups, out_dtype=one("fp16", "bf16", "fp32"))
+    while True:
+        hints = (None, "evict_first", "evict_last")
+        fields = {
+            "tile": (one(128, 256), one(*WIDTHS)),
+            "stages": one(None, 1, 2, 3),
+            "accumulators": one(1, 2),
+            "swap": one(False, True),
+            "order": one("given", "longest"),
+            "raster": one("m", "n"),
+            "pdl": one(False, True),
+            "l2_a": one(*hints),
+            "l2_b": one(*hints),
+            "l2_scales": one(*hints),
+            "read": one(16, 32, 64, 128),
+        }
+        if families.supports(problem, target_named("b200"), Config(**fields)) is None:
+            break
+    config = {**fields, "form": form, "out_dtype": problem.out_dtype, "bias": one(None, "fp32", "fp16")}
+    spare = 0 if form == "masked" else int(one(0, 9))
+    operands = grouped(sizes, n, k, seed=seed, max_m=max(*sizes, 1) + 1 if form == "masked" else None, spare=spare)
+    alphas = tuple(2.0 ** -(i + 1) for i in range(groups)) if one(False, True) else (0.5,)
+    ends = form == "contiguous" and one(False, True)
+    ld, offset = one(None, n + 3), one(0, 1)
+    return config, operands, Call(ctas=int(one(2, 4, 6)), alphas=alphas, ends=ends, ld=ld, offset=offset)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(48))
+def test_drawn_configurations_in_every_order_of_completion(seed):
+    config, groups, call = drawn(seed)
+    bias = None
+    if config["bias"]:
+        bias = np.random.default_rng(seed).standard_normal(groups.weights.rows).astype(DTYPES[config["bias"]])
+    results = [check(config, groups, replace(call, schedule=schedule), bias) for schedule in SCHEDULES]
+    assert all((r.rows.view(np.uint8) == results[0].rows.view(np.uint8)).all() for r in results)

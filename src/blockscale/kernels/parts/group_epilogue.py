@@ -1,5 +1,6 @@
 """The epilogue of a grouped product: as `Epilogue`, with a factor and a bias for each group, and no row beyond it."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,17 +22,17 @@ class GroupEpilogue(Epilogue):
     """Of one configuration: results go straight to global memory.
 
     Args:
-        columns: of the result, or with `swap` rows of it, that a tile is for.
+        tile_n: columns of the result, or with `swap` rows of it, that a tile is for.
         apart: with a gate, how many columns of sums on those are that it multiplies; otherwise of no use.
         read: a multiple of 16.
         activation: one more, "swiglu" or "geglu". The others are as for `Epilogue`.
     """
 
-    def __init__(self, columns, out_dtype, *, apart=0, read=32, swap=False, bias=None, activation=None):
-        super().__init__(columns, out_dtype, read=read, swap=swap, bias=bias, activation=activation)
+    def __init__(self, tile_n, out_dtype, *, apart=0, read=32, swap=False, bias=None, activation=None):
+        super().__init__(tile_n, out_dtype, read=read, swap=swap, bias=bias, activation=activation)
         self.apart = apart
         if out_dtype != "nvfp4":
-            self.columns = min(read, columns)
+            self.columns = min(read, tile_n)
 
     @cute.jit
     def run(self, c, warps):
@@ -40,14 +41,14 @@ class GroupEpilogue(Epilogue):
         c.memory has result (`Results` or `ListedResults`), and for NVFP4 scales, atoms of rows by groups, and unit,
         the global scale.
         """
-        acc, groups = c.acc, c.groups
-        way = self.way(c)
+        acc, groups, memory = c.acc, c.groups, c.memory.after_grids_before()
+        way = self.way(c, memory)
         lanes = c.warp * ROWS
         sums = acc.consumer()
         index = c.first
         while index < groups.total:
             work = c.work(index)
-            tile = self.tile_at(way, c, work.place)
+            tile = self.tile_at(way, c, memory.result, work.place)
             acc.wait_full(sums)
             tensorcore.after_sync()
             address = c.accumulator(sums) + (lanes << 16)
@@ -62,16 +63,14 @@ class GroupEpilogue(Epilogue):
             sums = sums.next()
             index = index + c.stride
 
-    def way(self, c: Any) -> Way:
+    def way(self, c: Any, memory: Any) -> Way:
         """What is the same for all tiles, and in the place of what is not, anything."""
-        memory = c.memory.after_grids_before()
         one, no = Float32(1.0), Boolean(False)
         unit = memory.unit.load() if self.out_dtype == "nvfp4" else None
         return Way(self, c.warp, memory.result.output, None, memory.scales, unit, None, (one, one), no, no)
 
-    def tile_at(self, way: Way, c: Any, place: Any) -> "GroupTile":
+    def tile_at(self, way: Way, c: Any, result: Any, place: Any) -> "GroupTile":
         """This warp's part of a tile."""
-        result = c.memory.after_grids_before().result
         output = result.of(place)
         wide, narrow = (output.aligned(nbytes) for nbytes in store.VECTORS)
         way = replace(way, output=output, alpha=result.alpha(place).load(), wide=wide, narrow=narrow)
@@ -110,8 +109,8 @@ class GroupTile(Tile):
 
     def by(self, columns: int) -> "GroupTile":
         """The same, so many columns at a time."""
-        epilogue = GroupEpilogue.__new__(GroupEpilogue)
-        epilogue.__dict__ = {**self.way.epilogue.__dict__, "columns": columns}
+        epilogue = copy.copy(self.way.epilogue)
+        epilogue.columns = columns
         return replace(self, way=replace(self.way, epilogue=epilogue))
 
     def through(self, address: Int32, column: Int32, slot: Int32) -> Int32:

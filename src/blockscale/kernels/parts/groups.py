@@ -215,27 +215,35 @@ SIZES = {name: len(ADDRESSES) + i for i, name in enumerate(("m", "n", "k", "ld_o
 
 @dataclass(frozen=True)
 class Problems(Groups):
-    """A list of products of any sizes, which the host knows: of shared memory, `firsts` has n and `atoms` has k.
+    """A list of products of any sizes, which the host knows. All begin with row 0 of operands of their own, so that in
+    the place of what else a group has there are the columns of its result and its k.
 
     Args:
-        m, n, k: the largest. gated: the result has half of n columns.
+        m, n, k, ends: of no use. gated: the result has half of n columns.
     """
 
     gated: bool = False
 
+    @property
+    def columns(self) -> cute.Pointer:
+        return self.smem.firsts.data_ptr()
+
+    @property
+    def depths(self) -> cute.Pointer:
+        return self.smem.atoms.data_ptr()
+
     def _take(self, given: cute.Pointer, group: Int32) -> None:
-        row, s = given + Int64(group) * COLUMNS, self.smem
-        n = Int32((row + SIZES["n"]).load())
-        (s.rows.data_ptr() + group).store(Int32((row + SIZES["m"]).load()))
-        (s.firsts.data_ptr() + group).store(n // 2 if self.gated else n)
-        (s.atoms.data_ptr() + group).store(Int32((row + SIZES["k"]).load()))
+        row = given + Int64(group) * COLUMNS
+        m, n, k = (Int32((row + SIZES[name]).load()) for name in ("m", "n", "k"))
+        (self.smem.rows.data_ptr() + group).store(m)
+        (self.columns + group).store(n // 2 if self.gated else n)
+        (self.depths + group).store(k)
 
     def _place(self) -> None:
-        """Every problem has memory of its own."""
+        """Nothing is to be added up."""
 
     def sizes(self, group: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        s = self.smem
-        return (s.firsts.data_ptr() + group).load(), (s.atoms.data_ptr() + group).load(), Int32(0), Int32(0)
+        return (self.columns + group).load(), (self.depths + group).load(), Int32(0), Int32(0)
 
     def matrix(self, group: Int32) -> Int32:
         return Int32(0)
