@@ -67,6 +67,7 @@ ROOMS = {
             "families",
             "formats",
             "grouped",
+            "heuristics",
             "launch",
             "plan",
             "problem",

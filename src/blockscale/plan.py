@@ -66,7 +66,8 @@ class Plan:
     def run(self, pointers: Sequence[int], factor: float, beside: Sequence[tuple[int, int]] = ()) -> None:
         """Launch with the addresses of the entry's pointers; the result is multiplied by `factor` too. `beside` is what
         lies behind addresses that are in memory themselves."""
-        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values), beside)
+        more = (beside,) if beside else ()
+        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values), *more)
 
 
 def plan(problem: Problem, launcher: Launcher, config: Config | None, ld_out: int) -> Plan:

@@ -77,7 +77,7 @@ def _inside(product: Grouped) -> Tensor | None:
     """(E, max_m, 1): which rows are within the mask; None in the contiguous form, where all are."""
     if product.form != "masked":
         return None
-    place = torch.arange(product.out.shape[1], device=product.out.device)
+    place = torch.arange(product.out.shape[1], dtype=torch.int32, device=product.out.device)
     return (place < product.sizes.unsqueeze(1)).unsqueeze(-1)
 
 
