@@ -1,13 +1,12 @@
 """Products of any shapes in one go, where a GPU family has a kernel for lists: a table on the device says where each
 one's operands are, and how large.
 
-The table is made once for the same addresses and sizes. Tensor maps are made by the launch itself, in memory that is
-new for each, so that launches on several streams do not meet and a captured graph has its own.
+Table and tensor maps are made anew for each launch, in its stream's order, so that launches on several streams do not
+meet and a captured graph has its own.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,10 +24,6 @@ from blockscale.tensor import KERNEL_ALIGN, NVFP4Tensor
 
 COLUMNS = 16  # of a product's row in the table
 MAP_BYTES = 512  # of a product's tensor maps
-_MOST_TABLES = 4096
-
-_tables: dict[tuple[Any, ...], Tensor] = {}
-_lock = threading.Lock()
 
 
 class Product(NamedTuple):
@@ -132,24 +127,11 @@ def _row(p: Product, device: Launcher) -> tuple[tuple[int, ...], list[Tensor], l
 
 
 def _table(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
-    """(products, COLUMNS) int64 on `device`, kept, so that addresses and sizes are copied there once.
-
-    Raises:
-        RuntimeError: it would have to be copied while a CUDA graph is captured.
-    """
-    key = device, *rows
-    with _lock:
-        found = _tables.get(key)
-        if found is None:
-            if device.type == "cuda":
-                if torch.cuda.is_current_stream_capturing():
-                    raise RuntimeError("a list of products is captured that was never multiplied: call it once before")
-                if len(_tables) >= _MOST_TABLES:
-                    torch.cuda.synchronize(device)  # what runs may read them
-            if len(_tables) >= _MOST_TABLES:
-                _tables.clear()
-            padded = [[*row, *(0 for _ in range(COLUMNS - len(row)))] for row in rows]
-            found = _tables[key] = torch.tensor(padded, dtype=torch.int64, device=device)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # whichever stream reads it
-        return found
+    """(products x COLUMNS,) int64 on `device`. On a GPU its numbers travel as arguments of small kernels: nothing is
+    copied from the host, so nothing waits, and a captured graph has a table of its own."""
+    numbers = [number for row in rows for number in (*row, *(0 for _ in range(COLUMNS - len(row))))]
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    table = torch.zeros(len(numbers), dtype=torch.int64, device=device)
+    torch._foreach_add_(list(table.unbind()), numbers)
+    return table
