@@ -17,6 +17,8 @@ from blockscale.kernels.parts.groups import ADDRESSES, COLUMNS, SIZES
 from blockscale.kernels.parts.staging import ROWS
 from blockscale.kernels.parts.store import Direct, Output, Quantised, Swapped
 
+QUANTISED_GATES = 32  # columns at a time where a gate's result is quantised: 64 take more registers than there are
+
 
 class GroupEpilogue(Epilogue):
     """Of one configuration: results go straight to global memory.
@@ -33,6 +35,8 @@ class GroupEpilogue(Epilogue):
         self.apart = apart
         if out_dtype != "nvfp4":
             self.columns = min(read, tile_n)
+        elif apart:
+            self.columns = QUANTISED_GATES
 
     @cute.jit
     def run(self, c, warps):

@@ -36,6 +36,7 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "l2_scales": HINTS,
 }
 RANGES = {"read": range(GRANULE, 129, GRANULE), "ctas": range(1, MOST_CTAS + 1)}
+MOST_SWAPPED = 64  # columns that a thread may read at a time where each goes to a row of its own: it has to be found
 HALVES = 256  # columns of a tile whose halves, a gate's and those that it multiplies, are a whole atom of scales each
 LARGEST_EXTENT = 2**31 - 1024  # of all rows: the kernel has 32-bit sizes
 
@@ -97,9 +98,10 @@ def _values(config: Config) -> Iterator[Reason]:
 
 def _epilogue(problem: GroupedProblem, config: Config) -> Iterator[Reason]:
     gated, quantised = problem.activation in GATED, problem.out_dtype == NVFP4
-    most = most_held(problem.activation) // (2 if gated else 1)
+    most = min(most_held(problem.activation), MOST_SWAPPED if config.swap else 128) // (2 if gated else 1)
     if config.read > most:
-        yield Reason("config.read", f"{config.read}, at most {most} beside {problem.activation}, which takes registers")
+        beside = f"{problem.activation} and swap {config.swap}"
+        yield Reason("config.read", f"{config.read}, at most {most} beside {beside}, which take registers")
     if gated and not config.swap and config.tile[1] != HALVES:
         columns = f"{config.tile[1]} columns, expected {HALVES} beside {problem.activation!r} without swap"
         yield Reason("config.tile", f"{columns}: a half of them is an atom of scales")
