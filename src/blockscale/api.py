@@ -159,8 +159,8 @@ def grouped_gemm(
         bias: (N,) or (E, N) fp16, bf16 or fp32; in the list form every N_i is then the same.
         activation: as for `gemm`, or "swiglu" or "geglu": the first N / 2 rows of a weight are the gate's, the others
             those of what it multiplies, and the result, (..., N / 2), is silu(gate) x up or gelu(gate) x up.
-        out_dtype, backend: as for `gemm`. config: one of the kernel for groups or lists; in the list form also one of the
-            kernel for single products, which are then launched one by one.
+        out_dtype, backend: as for `gemm`. config: one of the kernel for groups or lists; in the list form also one of
+            the kernel for single products, which are then launched one by one.
         out: a tensor, or in the list form a list. Or an NVFP4Tensor as for `gemm`; one of layout "128x4-grouped", for
             the contiguous form, takes over the call's group sizes, by a few small operations of torch, and is ready to
             be multiplied by the next weight.
