@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockscale import arguments, backends, calls, families, heuristics, ops, threads
-from blockscale.backends import gpu
+from blockscale import arguments, backends, calls, families, grouped, heuristics, ops, threads
+from blockscale.backends import gated, gpu, groups, lists
 from blockscale.config import Config
-from blockscale.tensor import NVFP4Tensor, check_group_sizes
+from blockscale.tensor import NVFP4Tensor
 
 
 def dequantize(t: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -100,26 +99,28 @@ def gemm(
     return target  # type: ignore[return-value] # an NVFP4Tensor where `out` is one, and there alone
 
 
-def config_for(m: int, n: int, k: int, *, gpu: str | None = None) -> Config:
+def config_for(m: int, n: int, k: int, *, gpu: str | None = None, groups: int | None = None) -> Config:
     """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results; on Hopper the
     activation is bf16 and the weight in layout "fragment", and from 4,096 rows on `gemm` takes a configuration only
     where it is given one, and expands the weight otherwise.
 
     Args:
         gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.
+        groups: that `grouped_gemm`, in the contiguous form, has m rows of, in all; None for a single product.
 
     Raises:
         TypeError, ValueError: a size or the GPU is not allowed, or no kernel does this product.
     """
     target = backends.target_asked(gpu)
-    return heuristics.choose(families.usual(m, n, k, target), target).config
+    return heuristics.choose(families.usual(m, n, k, target, groups=groups), target).config
 
 
-def explain(m: int, n: int, k: int, *, gpu: str | None = None) -> str:
+def explain(m: int, n: int, k: int, *, gpu: str | None = None, groups: int | None = None) -> str:
     """The choice of `config_for` and its reasons in order, as text. Arguments and errors as there."""
     target = backends.target_asked(gpu)
-    choice = heuristics.choose(families.usual(m, n, k, target), target)
-    head = f"{m} x {n} x {k} on {target.name} ({target.arch}): {choice.config}"
+    choice = heuristics.choose(families.usual(m, n, k, target, groups=groups), target)
+    among = "" if groups is None else f" in {groups} groups"
+    head = f"{m} x {n} x {k}{among} on {target.name} ({target.arch}): {choice.config}"
     return "\n".join([head, *(f"{i}. {reason}" for i, reason in enumerate(choice.reasons, 1))])
 
 
@@ -134,49 +135,80 @@ def grouped_gemm(
     bias: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
-    out: Tensor | list[Tensor] | None = None,
+    out: Tensor | NVFP4Tensor | list[Tensor] | None = None,
     config: Config | None = None,
     backend: str | None = None,
 ) -> Tensor | list[Tensor]:
-    """One matrix product a group, equal bit for bit to a loop of `gemm`. Three forms:
+    """One matrix product a group, equal bit for bit to a loop of `gemm` on the CPU, and on sm_100a as long as neither
+    configuration cuts K into parts. Three forms:
 
     - contiguous: `a` (T, K) sorted by group, `b` (E, N, K), and `group_sizes` (E,), or `group_offsets`: (E + 1,) from 0
       to T, or (E,) the end of each group. An `a` of layout "128x4-grouped" brings its own group sizes. -> (T, N).
     - masked: `a` (E, max_m, K), `b` (E, N, K), `masked_m` (E,): group e has masked_m[e] rows. -> (E, max_m, N). Rows
-      beyond the mask are never read; they are zero in a new result and untouched in a given `out`.
+      beyond the mask have no part in the result, where they are zero if it is new and untouched in a given `out`.
     - list: `a` and `b` lists of 2-D operands of any shapes. -> a list of (M_i, N_i).
 
+    On a GPU whose kernels do grouped products the host never reads a size: one launch, one captured CUDA graph, serves
+    whatever the sizes are then. Sizes that the host cannot see are taken within bounds: a group begins where the one
+    before ends and has at least 0 rows and at most those that are left; what a result's rows of no group hold is not
+    said. Nor can it see whether sizes are those that an `a` of layout "128x4-grouped" was made with: they have to be.
+
     Args:
-        group_sizes, group_offsets, masked_m: int32 (or int64) on the device of `a`.
+        group_sizes, group_offsets, masked_m: int32 (or int64, which is copied) on the device of `a`.
         alpha: a finite float, or an fp32 tensor of shape () or (E,).
         bias: (N,) or (E, N) fp16, bf16 or fp32; in the list form every N_i is then the same.
-        activation, out_dtype, config, backend: as for `gemm`. `out`: a tensor, or in the list form a list.
+        activation: as for `gemm`, or "swiglu" or "geglu": the first N / 2 rows of a weight are the gate's, the others
+            those of what it multiplies, and the result, (..., N / 2), is silu(gate) x up or gelu(gate) x up.
+        out_dtype, backend: as for `gemm`. config: one of the kernel for groups or lists; in the list form also one of
+            the kernel for single products, which are then launched one by one.
+        out: a tensor, or in the list form a list. Or an NVFP4Tensor as for `gemm`; one of layout "128x4-grouped", for
+            the contiguous form, takes over the call's group sizes, by a few small operations of torch, and is ready to
+            be multiplied by the next weight.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed.
+        RuntimeError: a kernel has to be compiled and cannot be, or CUDA refuses.
     """
-    options = _Options(activation, out_dtype, config, backend)
-    result: Tensor | list[Tensor]
     if calls.needed(a, b, alpha, bias, out):
+        options = _Options(activation, out_dtype, config, backend, gated=True)
         return calls.grouped_gemm(a, b, (group_sizes, group_offsets, masked_m), options, alpha, bias, out)
     if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
         _refuse("list", group_sizes=group_sizes, group_offsets=group_offsets, masked_m=masked_m)
-        operands, result = _list_form(a, b, out, out_dtype)
-    elif masked_m is not None:
+        return _separate(a, b, _Options(activation, out_dtype, config, backend, gated=True), alpha, bias, out)
+    tables = group_sizes, group_offsets, masked_m
+    signature = groups.signature(a, b, out, alpha, bias, tables, (activation, out_dtype, config, backend))
+    if signature is not None and (call := gpu.find(signature)) is not None:
+        return call(a, b, out, alpha, bias, tables)  # type: ignore # the signature holds their types
+    sums = torch.float32 if isinstance(out, NVFP4Tensor) else out_dtype
+    options = _Options(activation, sums, config, backend, gated=True)
+    given = alpha, bias, activation, out, out_dtype
+    if masked_m is not None:
         _refuse("masked", group_sizes=group_sizes, group_offsets=group_offsets)
-        operands, result = _masked_form(a, b, masked_m, out, out_dtype)
+        product = grouped.masked(a, b, masked_m, *given)
     else:
-        operands, result = _contiguous_form(a, b, group_sizes, group_offsets, out, out_dtype)
+        product = grouped.contiguous(a, b, (group_sizes, group_offsets), *given)
     if out is not None:
-        outputs = {f"out[{i}]": part for i, part in enumerate(out)} if isinstance(out, (list, tuple)) else {"out": out}
+        arguments.check_overlap({"out": product.out}, groups.inputs(product))
+    prepare = backends.for_groups(options.backend, product.b.device, options.config)
+    with threads.exact_arithmetic():
+        call = prepare(product, activation=options.activation, config=options.config)()
+    if signature is not None and call is not None:
+        gpu.remember(signature, call)
+    return product.out  # type: ignore[return-value] # an NVFP4Tensor where `out` is one, and there alone
+
+
+def _separate(a: Any, b: Any, options: _Options, alpha: Any, bias: Any, out: Any) -> list[Tensor]:
+    """The list form: every shape is the host's, so what no kernel for lists does is launched one after another."""
+    operands, result = grouped.separate(a, b, options.activation, out, options.out_dtype)
+    if out is not None:
+        outputs = {f"out[{i}]": part for i, part in enumerate(out)}
         arguments.check_overlap(outputs, {"a": a, "b": b, "alpha": alpha, "bias": bias})
-    alphas = _per_group("alpha", alpha, len(operands), 0)
-    biases = _per_group("bias", bias, len(operands), 1)
-    problems = [
-        _Problem(*three, group_alpha, group_bias)
-        for three, group_alpha, group_bias in zip(operands, alphas, biases, strict=True)
-    ]
-    options.run(problems, operands[0][1].device if operands else torch.device("cpu"))
+    alphas = grouped.per_group("alpha", alpha, len(operands), 0)
+    biases = grouped.per_group("bias", bias, len(operands), 1)
+    options.run(
+        [_Problem(*three, *beside) for three, *beside in zip(operands, alphas, biases, strict=True)],
+        operands[0][1].device if operands else torch.device("cpu"),
+    )
     return result
 
 
@@ -205,8 +237,10 @@ class _Options:
         config: Config | None,
         backend: str | None,
         invariant: bool = False,
+        *,
+        gated: bool = False,
     ) -> None:
-        self.activation = arguments.check_activation(activation)
+        self.activation = (grouped if gated else arguments).check_activation(activation)
         arguments.check_out_dtype(out_dtype)
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"config: {arguments.kind(config)}, expected None or a Config")
@@ -217,13 +251,19 @@ class _Options:
     def run(self, problems: list[_Problem], device: torch.device) -> list[gpu.Call | None]:
         """Check what is left, then compute: nothing is written unless every problem passes."""
         backend = backends.pick(self.backend, device, self.config)
+        prepare, together = gated.of(backend.prepare), getattr(backend, "prepare_list", None)
         calls = [
             (p, arguments.check_alpha(p.alpha, device), arguments.check_bias(p.bias, p.b.shape[-2], device))
             for p in problems
         ]
         with threads.exact_arithmetic():
+            if len(problems) > 1 and together is not None:
+                list_of = [lists.Product(p.a, p.b, p.out, alpha, bias) for p, alpha, bias in calls]
+                launch = together(list_of, activation=self.activation, config=self.config)
+                if launch is not None:
+                    return [launch()]
             launches = [
-                backend.prepare(
+                prepare(
                     p.a,
                     p.b,
                     p.out,
@@ -236,117 +276,6 @@ class _Options:
                 for p, alpha, bias in calls
             ]
             return [launch() for launch in launches]
-
-
-_Operands = tuple[Any, Any, Tensor]
-
-
-def _contiguous_form(
-    a: Any, b: Any, group_sizes: Tensor | None, group_offsets: Tensor | None, out: Any, out_dtype: torch.dtype
-) -> tuple[list[_Operands], Tensor]:
-    _check_grouped_operands(a, b, a_ndim=2, form="contiguous")
-    rows, groups, n = a.shape[0], b.shape[0], b.shape[1]
-    if group_sizes is not None and group_offsets is not None:
-        raise ValueError("group_offsets: given together with group_sizes; expected one of the two")
-    if group_offsets is not None:
-        group_sizes = _sizes_from_offsets(group_offsets, groups, rows, a.device)
-    own = a.group_sizes if isinstance(a, NVFP4Tensor) else None
-    if group_sizes is None:
-        if own is None:
-            raise ValueError("group_sizes: missing; the contiguous form needs group_sizes or group_offsets")
-        group_sizes = own
-    sizes = check_group_sizes(group_sizes, rows, a.device)
-    if len(sizes) != groups:
-        raise ValueError(f"group_sizes: {len(sizes)} groups, but b has {groups}")
-    if own is not None and not torch.equal(own, sizes):
-        raise ValueError(f"group_sizes: {sizes.tolist()}, but a's layout '128x4-grouped' was made with {own.tolist()}")
-    result = arguments.output("out", out, (rows, n), out_dtype, a.device)
-    a, b = _sliceable(a), _sliceable(b)
-    operands: list[_Operands] = []
-    start = 0
-    for e, size in enumerate(sizes.tolist()):
-        operands.append((a[start : start + size], b[e], result[start : start + size]))
-        start += size
-    return operands, result
-
-
-def _masked_form(a: Any, b: Any, masked_m: Tensor, out: Any, out_dtype: torch.dtype) -> tuple[list[_Operands], Tensor]:
-    _check_grouped_operands(a, b, a_ndim=3, form="masked")
-    groups, most, _ = a.shape
-    if groups != b.shape[0]:
-        raise ValueError(f"b: {b.shape[0]} groups, but a has {groups}")
-    if not isinstance(masked_m, Tensor) or masked_m.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"masked_m: {arguments.kind(masked_m)}, expected an int32 tensor")
-    if masked_m.shape != (groups,) or masked_m.device != a.device:
-        raise ValueError(
-            f"masked_m: shape {tuple(masked_m.shape)} on {masked_m.device}, expected ({groups},) on {a.device}"
-        )
-    counts = masked_m.tolist()
-    for e, count in enumerate(counts):
-        if not 0 <= count <= most:
-            raise ValueError(f"masked_m: {count} at {e}, expected 0 to {most}, the rows of a group in a")
-    result = arguments.output("out", out, (groups, most, b.shape[1]), out_dtype, a.device)
-    if out is None:
-        for e, count in enumerate(counts):
-            result[e, count:] = 0
-    a, b = _sliceable(a), _sliceable(b)
-    return [(a[e][:count], b[e], result[e, :count]) for e, count in enumerate(counts)], result
-
-
-def _list_form(a: Any, b: Any, out: Any, out_dtype: torch.dtype) -> tuple[list[_Operands], list[Tensor]]:
-    if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)):
-        raise TypeError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists or two single operands")
-    if len(a) != len(b):
-        raise ValueError(f"b: {len(b)} operands, but a has {len(a)}")
-    if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(a)):
-        raise ValueError(f"out: {arguments.kind(out)}, expected a list of {len(a)} tensors")
-    operands: list[_Operands] = []
-    for i, (left, right) in enumerate(zip(a, b, strict=True)):
-        arguments.check_pair(left, right, f"a[{i}]", f"b[{i}]")
-        if left.ndim != 2 or right.ndim != 2:
-            raise ValueError(
-                f"a[{i}], b[{i}]: shapes {tuple(left.shape)} and {tuple(right.shape)}, expected 2 dimensions each"
-            )
-        given = None if out is None else out[i]
-        shape = (left.shape[0], right.shape[0])
-        operands.append((left, right, arguments.output(f"out[{i}]", given, shape, out_dtype, right.device)))
-    return operands, [target for _, _, target in operands]
-
-
-def _check_grouped_operands(a: Any, b: Any, *, a_ndim: int, form: str) -> None:
-    arguments.check_pair(a, b)
-    if a.ndim != a_ndim or b.ndim != 3:
-        raise ValueError(
-            f"a, b: shapes {tuple(a.shape)} and {tuple(b.shape)}, expected {a_ndim} and 3 dimensions "
-            f"for the {form} form"
-        )
-
-
-def _sizes_from_offsets(offsets: Tensor, groups: int, rows: int, device: torch.device) -> Tensor:
-    if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"group_offsets: {arguments.kind(offsets)}, expected an int32 tensor")
-    if offsets.ndim != 1 or len(offsets) not in (groups, groups + 1) or offsets.device != device:
-        raise ValueError(
-            f"group_offsets: shape {tuple(offsets.shape)} on {offsets.device}, "
-            f"expected ({groups + 1},) or ({groups},) on {device}"
-        )
-    bounds = offsets.tolist() if len(offsets) == groups + 1 else [0, *offsets.tolist()]
-    if bounds[0] != 0 or bounds[-1] != rows or any(later < sooner for sooner, later in itertools.pairwise(bounds)):
-        raise ValueError(f"group_offsets: {offsets.tolist()}, expected to rise from 0 to the number of rows, {rows}")
-    return torch.tensor(bounds, dtype=torch.int32, device=device).diff()
-
-
-def _per_group(name: str, value: Any, groups: int, inner: int) -> list[Any]:
-    """A value for each group: one shared by all, or row e of a tensor with one more dimension."""
-    if not isinstance(value, Tensor) or value.ndim <= inner:
-        return [value] * groups
-    if value.ndim != inner + 1 or len(value) != groups:
-        raise ValueError(f"{name}: shape {tuple(value.shape)}, expected a leading dimension of {groups} groups")
-    return list(value.unbind(0))
-
-
-def _sliceable(x: NVFP4Tensor | Tensor) -> NVFP4Tensor | Tensor:
-    return x.with_layout("linear") if isinstance(x, NVFP4Tensor) else x
 
 
 def _refuse(form: str, **unwanted: Any) -> None:

@@ -132,14 +132,20 @@ def check_out_dtype(dtype: torch.dtype) -> None:
         raise TypeError(f"out_dtype: {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}{hint}")
 
 
-def quantised_output(out: NVFP4Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> NVFP4Tensor:
+def quantised_output(
+    out: NVFP4Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    layouts: tuple[str, ...] = (LINEAR, ATOMS),
+) -> NVFP4Tensor:
     """`out`, checked: what the result is quantised into, with the global scale that it has."""
     if dtype not in (torch.bfloat16, NVFP4_DTYPE):
         raise TypeError(f"out_dtype: {dtype}, but out is an NVFP4Tensor; expected {NVFP4_DTYPE} or the default")
     if out.shape != shape or out.device != device:
         raise ValueError(f"out: shape {tuple(out.shape)} on {out.device}, expected {tuple(shape)} on {device}")
-    if out.layout not in (LINEAR, ATOMS):
-        raise ValueError(f"out: layout {out.layout!r}, expected 'linear' or '128x4'")
+    if out.layout not in layouts:
+        raise ValueError(f"out: layout {out.layout!r}, expected {' or '.join(map(repr, layouts))}")
     for part in (out.codes, out.scales):
         if type(part) is not Tensor or not part.is_contiguous():
             raise ValueError("out: its codes or scales have gaps; expected contiguous ones, as NVFP4Tensor.zeros makes")

@@ -65,12 +65,21 @@ def grouped_gemm(
     a: Any, b: Any, groups: tuple[Tensor | None, ...], options: Options, alpha: Any, bias: Any, out: Any
 ) -> Tensor | list[Tensor]:
     """`blockscale.grouped_gemm`; `groups` are group_sizes, group_offsets and masked_m. Lists become single products."""
+    if any(isinstance(x, NVFP4Tensor) for x in (out if isinstance(out, (list, tuple)) else (out,))):
+        raise ValueError(
+            "out: an NVFP4Tensor, which a call that is traced or differentiated cannot write; expected None"
+        )
     if not isinstance(a, (list, tuple)) and not isinstance(b, (list, tuple)):
         return _call("grouped_gemm", (_part("a", a), _part("b", b, weight=True)), groups, options, alpha, bias, out)
     if not isinstance(a, (list, tuple)) or not isinstance(b, (list, tuple)) or len(a) != len(b):
         raise ValueError(f"a, b: {arguments.kind(a)} and {arguments.kind(b)}, expected two lists of one length")
     if any(given is not None for given in groups):
         raise ValueError("group_sizes, group_offsets, masked_m: they do not go with the list form; expected None")
+    if options.activation not in arguments.ACTIVATIONS:
+        raise ValueError(
+            f"activation: {options.activation!r}, which the list form of a call that is traced or differentiated does "
+            "not have; expected it in the contiguous or masked form"
+        )
     parts = [(_part(f"a[{i}]", x), _part(f"b[{i}]", y, weight=True)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
     each = zip(
         parts,

@@ -42,7 +42,7 @@ def compile_kernel(target: Target, config: Config, problem: Problem) -> dict[str
     Raises:
         CompileError: the compiler refuses, or a dependent launch would not wait for what it reads.
     """
-    family = families.of(target)
+    family = families.serving(problem, target)
     kernel = family.kernel(problem, target, config)
     what = f"{config}, {problem.out_dtype}"
     parts = compile_entry(kernel, family.ENTRY, target.arch, what, problem)

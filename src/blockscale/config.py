@@ -44,6 +44,7 @@ class Config:
         unroll: copies of a load loop's body in the code.
         fixed: the one (m, n, k) that the kernel is compiled for; None for any.
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
+        order: in which groups of a grouped product come: "given", or "longest", those of the most rows first.
         split: CTAs of a cluster that share a tile and split k; their sums are added in order.
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
@@ -83,6 +84,7 @@ class Config:
     fixed: tuple[int, int, int] | None = None
     ahead: bool = False
     wgmma: bool = False
+    order: str = "given"
     k_warps: int = 1
     split: int = 1
     chunk: int | None = None

@@ -26,7 +26,7 @@ def choose(problem: Problem, target: Target) -> Choice:
         reasons.append(
             "invariant: chosen as for one row on a whole GPU, so that a row's result depends on nothing else"
         )
-    found = families.unsupported(asked, whole) or families.of(target).choose(asked, whole)
+    found = families.unsupported(asked, whole) or families.serving(asked, target).choose(asked, whole)
     if isinstance(found, Reason):
         raise Unsupported(str(found))
     check(problem, target, found.config)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from blockscale import api, calls, ops, threads
+from blockscale.backends import gated
 from blockscale.formats import layouts
+from blockscale.problem import GATED
 from blockscale.quantize import quantize
 from blockscale.tensor import NVFP4Tensor
 
@@ -143,7 +145,11 @@ def _gradients(
     """Of act(alpha x a @ b^T + bias): gradients of `a`, alpha and bias in fp32, for those that `call.needs` names."""
     product = partial(api.gemm, a, b, out_dtype=torch.float32, backend=call.backend)
     grad = grad.float()
-    if call.activation is not None:
+    if call.activation in GATED:
+        gate, up = product(alpha=alpha, bias=bias).chunk(2, dim=-1)
+        act = GATED[call.activation]
+        grad = torch.cat((DERIVATIVES[act](grad * up, gate), grad * gated.ACTIVATIONS[act](gate)), dim=-1)
+    elif call.activation is not None:
         grad = DERIVATIVES[call.activation](grad, product(alpha=alpha, bias=bias))
     of_a = (_times_weight(grad, b) * alpha).sum_to_size(a.shape) if call.needs[0] else None
     of_alpha = (grad * product()).sum() if call.needs[1] else None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from blockscale.formats import fragment, layouts
 from blockscale.formats.layouts import ATOMS, FRAGMENT, GROUPED, K_ALIGN, ROW_ALIGN, blocks, round_up
+from blockscale.problem import GATED
 
 _OPERAND = "Tensor {0}, Tensor? {0}_scales, Tensor? {0}_unit, Tensor? {0}_groups, str {0}_layout"
 _PAIR = f"{_OPERAND.format('a')}, {_OPERAND.format('b')}, SymInt k"
@@ -189,7 +190,7 @@ def _(call: SimpleNamespace) -> Tensor:
 def _(call: SimpleNamespace) -> Tensor:
     _check_sizes(call)
     rows, (*_, n) = _outer_sizes(call)
-    shape = (*rows, n)
+    shape = (*rows, n // 2 if call.activation in GATED else n)
     return torch.empty(shape, dtype=call.out_dtype, device=call.a.device)
 
 

@@ -34,8 +34,16 @@ class Launcher(Protocol):
     def load(self, artefact: store.Artefact) -> Function:
         """The artefact's function."""
 
-    def launch(self, function: Function, pointers: Sequence[int], sizes: Sequence[int], scalars: Sequence[Any]) -> None:
-        """function(*pointers, *scalars, stream) on the device; the kernel touches `sizes[i]` bytes at `pointers[i]`."""
+    def launch(
+        self,
+        function: Function,
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        beside: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """function(*pointers, *scalars, stream) on the device; the kernel touches `sizes[i]` bytes at `pointers[i]`,
+        and what else it finds the addresses of: `beside`, (address, bytes)."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,11 @@ class Plan:
     sizes: tuple[int, ...]
     values: tuple[int, ...]
 
-    def run(self, pointers: Sequence[int], factor: float) -> None:
-        """Launch with the addresses of the entry's pointers; the result is multiplied by `factor` too."""
-        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values))
+    def run(self, pointers: Sequence[int], factor: float, beside: Sequence[tuple[int, int]] = ()) -> None:
+        """Launch with the addresses of the entry's pointers; the result is multiplied by `factor` too. `beside` is what
+        lies behind addresses that are in memory themselves."""
+        more = (beside,) if beside else ()
+        self.launcher.launch(self.function, pointers, self.sizes, (factor, *self.values), *more)
 
 
 def plan(problem: Problem, launcher: Launcher, config: Config | None, ld_out: int) -> Plan:
@@ -84,7 +94,7 @@ def make(problem: Problem, launcher: Launcher, config: Config | None, ld_out: in
     target = launcher.target
     config = configure(problem, target, config)
     function = _function(problem, launcher, config)
-    family = families.of(target)
+    family = families.serving(problem, target)
     sizes = family.sizes(problem, ld_out)
     values = family.values(problem, target, config, ld_out)
     _, *rest = family.ENTRY.values  # the factor is the call's

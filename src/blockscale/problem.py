@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 OUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}  # of an element
 NVFP4 = "nvfp4"
@@ -13,6 +14,8 @@ OPERANDS_A = ("nvfp4", "fp16", "bf16", "fp32")
 OPERANDS_B = ("nvfp4",)
 BIASES = (None, *OUT_BYTES)
 ACTIVATIONS = (None, "relu", "gelu", "silu")
+GATED = {"swiglu": "silu", "geglu": "gelu"}  # activations that multiply by a gate, and what the gate goes through
+FORMS = ("contiguous", "masked", "list")
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ class Problem:
     activation: str | None = None
     invariant: bool = False
 
+    ALLOWED: ClassVar[tuple[str | None, ...]] = ACTIVATIONS
+
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
             size = getattr(self, name)
@@ -126,7 +131,49 @@ class Problem:
         _check_one_of("b", self.b, OPERANDS_B)
         _check_one_of("out_dtype", self.out_dtype, OUT_DTYPES)
         _check_one_of("bias", self.bias, BIASES)
-        _check_one_of("activation", self.activation, ACTIVATIONS)
+        _check_one_of("activation", self.activation, self.ALLOWED)
+
+
+@dataclass(frozen=True)
+class GroupedProblem(Problem):
+    """One product a group: rows of group e of `a` by matrix e of b (groups, n, k). Where groups begin and end is known
+    on the device alone.
+
+    With activation "swiglu" or "geglu" the first n / 2 rows of a matrix of `b` are the gate and the others what it
+    multiplies: the result has n / 2 columns, act(gate) x other.
+
+    Attributes:
+        m: rows of all groups together ("contiguous"), or places for rows that each group has ("masked").
+        form: "contiguous": rows lie sorted by group; "masked": each group has its own matrix of `m` rows, of which the
+            first ones count; "list": products of any sizes, of which m, n and k are the largest.
+        groups: their number.
+        alphas, biases: 1, shared by all, or one a group.
+        ends: the table of groups holds where each one ends; otherwise its size.
+    """
+
+    form: str = "contiguous"
+    groups: int = 1
+    alphas: int = 1
+    biases: int = 1
+    ends: bool = False
+
+    ALLOWED: ClassVar[tuple[str | None, ...]] = (*ACTIVATIONS, *GATED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_one_of("form", self.form, FORMS)
+        if isinstance(self.groups, bool) or not isinstance(self.groups, int):
+            raise TypeError(f"groups: {type(self.groups).__name__}, expected an integer")
+        if self.groups < 1 or self.alphas not in (1, self.groups) or self.biases not in (1, self.groups):
+            counts = f"{self.groups}, {self.alphas}, {self.biases}"
+            raise ValueError(f"groups, alphas, biases: {counts}, expected 1 group at least, and 1 or one a group")
+        if self.activation in GATED and self.n % 2:
+            raise ValueError(f"n: {self.n}, expected an even number beside {self.activation!r}")
+
+    @property
+    def columns(self) -> int:
+        """Of the result."""
+        return self.n // 2 if self.activation in GATED else self.n
 
 
 def _check_one_of(name: str, value: str | None, allowed: Iterable[str | None]) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 from blockscale import families
 from blockscale.config import Config
 from blockscale.entry import Entry
-from blockscale.problem import Problem, Target
+from blockscale.problem import GroupedProblem, Problem, Target
 
 COMPILER = "4.8.1"  # of nvidia-cutlass-dsl: the one version that kernels are compiled with
 FUNCTION = "blockscale_gemm"  # what every artefact exports
@@ -65,7 +65,9 @@ class Artefact:
 
 def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
     """Every input that decides a kernel's code: no size of the problem, no address, nothing of this process."""
-    family, code = families.of(target), families.code(config, target)
+    family = families.serving(problem, target)
+    code = families.code(config, target, family)
+    form = {"form": problem.form} if isinstance(problem, GroupedProblem) else {}
     return origin_of(
         target,
         family.KERNEL,
@@ -77,6 +79,7 @@ def origin(target: Target, config: Config, problem: Problem) -> dict[str, Any]:
         out_dtype=problem.out_dtype,
         bias=problem.bias,
         activation=problem.activation,
+        **form,
     )
 
 

@@ -130,6 +130,7 @@ class NVFP4Tensor:
         *,
         global_scale: float | Tensor,
         layout: str = "128x4",
+        group_sizes: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
         """A tensor of zeros, for instance as `out` of `gemm`, which quantises its result with this global scale.
@@ -137,23 +138,28 @@ class NVFP4Tensor:
         Args:
             shape: (..., M, K), M >= 0 and K >= 1.
             global_scale: the multiplier, a float or an fp32 tensor of one element on `device`.
-            layout: "linear" or "128x4".
+            layout: "linear", "128x4" or "128x4-grouped".
+            group_sizes: int (E,) on `device`, for "128x4-grouped". It is copied: `grouped_gemm` writes into it the
+                sizes of what it stores here.
 
         Raises:
             TypeError, ValueError: naming the argument, what came and what is allowed.
         """
         check_layout(layout)
-        if layout not in (LINEAR, ATOMS):
-            raise ValueError(f"layout: {layout!r}, expected {LINEAR!r} or {ATOMS!r}")
+        if layout == FRAGMENT:
+            raise ValueError(f"layout: {layout!r}, expected {LINEAR!r}, {ATOMS!r} or {GROUPED!r}")
         if not isinstance(shape, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
             raise TypeError(f"shape: {shape!r}, expected a sequence of integers")
         if len(shape) < 2 or min(shape) < 0 or shape[-1] < 1:
             raise ValueError(f"shape: {tuple(shape)}, expected (..., M, K) with M >= 0 and K >= 1")
         columns = layouts.blocks(shape[-1])
-        rows = shape[-2] if layout == LINEAR else round_up(shape[-2], ROW_ALIGN)
         codes = torch.zeros(*shape[:-1], columns * BLOCK // 2, dtype=torch.uint8, device=device)
+        groups = _check_groups(group_sizes, layout, torch.Size(shape), codes.device)
+        rows = shape[-2] if layout == LINEAR else round_up(shape[-2], ROW_ALIGN)
+        if groups is not None:
+            groups, rows = groups.clone(), layouts.grouped_rows(shape[-2], len(groups))
         scales = torch.zeros(*shape[:-2], rows, columns, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-        return cls.from_parts(codes, scales, global_scale, shape=shape, layout=layout)
+        return cls.from_parts(codes, scales, global_scale, shape=shape, layout=layout, group_sizes=groups)
 
     @property
     def device(self) -> torch.device:

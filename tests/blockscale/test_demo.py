@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import blockscale
 from blockscale.cli.app import app
-from blockscale.demo import emulation, job, layers, minilm
+from blockscale.demo import emulation, job, layers, minilm, moe
 from blockscale.demo.emulation import EmulatedLayer
 from blockscale.demo.sentences import PARAPHRASES, SENTENCES
 from blockscale.demo.similarity import REQUIRED, Requirement, Similarity
@@ -338,3 +338,28 @@ def test_weights_of_an_unreadable_file_is_one_line(tmp_path, kind):
     as_json = invoke("--weights", str(path), "--json")
     assert as_json.exit_code == 2
     assert str(path) in json.loads(as_json.stdout)["error"]
+
+
+def test_a_layer_of_experts_runs_emulated():
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    result = invoke("--moe", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["passed"]
+    assert (document["findings"], document["launches"]) == (0, 2)
+    assert sum(document["rows"]) == moe.TOKENS * moe.TOP_K
+    assert all(0 < error <= 1 for error in document["errors"].values())
+
+
+def test_a_layer_of_experts_that_misses_is_reported(monkeypatch):
+    bad = moe.EmulatedExperts("sm_100a", (1,), ("tile", "tile"), 2, 1, 1, 1.0, {"cpu": 0.1}, 0.0, 12.0, 1.0)
+    assert not bad.passed
+    monkeypatch.setattr(moe, "emulate", lambda: bad)
+    monkeypatch.setattr(emulation, "why_not", lambda: None)
+    result = invoke("--moe")
+    assert result.exit_code == 1
+    assert "1 findings" in result.stderr
+    monkeypatch.setattr(emulation, "why_not", lambda: "no compiler")
+    result = invoke("--moe")
+    assert result.exit_code == 2
+    assert "no compiler" in result.stderr

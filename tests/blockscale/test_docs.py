@@ -10,6 +10,9 @@ import torch
 
 import blockscale as bs
 import ptxemu
+from blockscale import heuristics
+from blockscale.families.sm100.grouped.counts import count
+from blockscale.problem import GroupedProblem, target_named
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +47,7 @@ def _python_blocks(path):
 of_inductor = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch 2.13's own
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md", "docs/grouped.md"])
 def test_lines_fit_an_editor(name):
     """Those of programs' output excepted."""
     prose = re.sub(r"^```.*?^```", "", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -89,6 +92,33 @@ def test_the_guide_to_pytorch_runs_from_top_to_bottom(monkeypatch, tmp_path):
     scope = {"__name__": "__main__"}
     for number, source in enumerate(blocks):
         exec(compile(source, f"docs/pytorch.md, block {number}", "exec"), scope)
+
+
+@pytest.mark.parametrize("name", ["grouped.md"])
+def test_guides_run_from_top_to_bottom(name):
+    scope = {"__name__": "__main__"}
+    for number, source in enumerate(_python_blocks(ROOT / "docs" / name)):
+        exec(compile(source, f"docs/{name}, block {number}", "exec"), scope)
+
+
+def test_the_counts_of_grouped_products_are_those_of_the_code():
+    target, rows = target_named("b200"), []
+    for sizes, n, k in (
+        ((80, 176, 128, 72, 64, 248, 96, 160), 4096, 7168),
+        ((40, 76, 168, 72, 164, 148, 196, 160), 7168, 2048),
+        ((192, 320), 3072, 4096),
+        ((128, 384), 4096, 1536),
+    ):
+        problem = GroupedProblem(m=sum(sizes), n=n, k=k, groups=len(sizes), out_dtype="fp16")
+        chosen = heuristics.choose(problem, target).config
+        found = [count(problem, config, sizes, target.sms) for config in (chosen, bs.Config((128, 128)))]
+        cells = [(f"{c.work:.3f}", f"{c.weights:.3f}", f"{c.most}, {c.ideal:.2f}") for c in found]
+        assert found[0].work <= 1.15
+        assert found[0].weights <= 1.05
+        assert found[0].most < found[0].ideal + 1
+        rows.append(" | ".join([f"| {' '.join(map(str, sizes))}", str(n), str(k), *cells[0], *cells[1]]) + " |")
+    text = (ROOT / "docs/grouped.md").read_text()
+    assert [row for row in rows if row not in text] == []
 
 
 def test_the_readmes_examples_are_as_short_as_promised():

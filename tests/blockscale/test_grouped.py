@@ -1,10 +1,14 @@
 """Grouped products equal a loop of single ones, bit for bit, and no group sees another's data."""
 
+import dataclasses
+
 import pytest
 import torch
-from operands import same_bits
+from grouped_products import check, sorted_rows, weights
+from operands import same_bits, same_tensor
 
 import blockscale as bs
+from blockscale import reference
 
 K, N = 80, 40
 SPLITS = [[128, 128], [1, 255], [127, 1, 129], [0, 5, 0, 3, 0], [16], [144], [500, 0, 1500], [0, 0, 0], [7, 0, 0, 0, 1]]
@@ -210,3 +214,131 @@ def test_overlapping_outputs_are_refused():
     a, b = [torch.randn(2, K)] * 2, [bs.quantize(torch.randn(N, K))] * 2
     with pytest.raises(ValueError, match=r"out\[1\]: overlaps out\[0\]"):
         bs.grouped_gemm(a, b, out=[memory[:2], memory[1:]])
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+@pytest.mark.parametrize("inner", [96, 160, 7])  # 2 x 160 rows are padded to 384: the gate ends at 160 and not at 192
+def test_a_gated_activation_splits_at_the_logical_size(activation, inner):
+    sizes = [3, 0, 130]
+    a, b = sorted_rows(sizes, K), weights(3, 2 * inner, K)
+    alpha, bias = torch.tensor([1e-6, 1.0, 3e-6]), torch.randn(3, 2 * inner)
+    y = bs.grouped_gemm(a, b, alpha=alpha, bias=bias, activation=activation, out_dtype=torch.float32)
+    assert y.shape == (133, inner)
+    check(y, a, b, sizes, alpha=alpha, bias=bias, activation=activation, c=reference.CPU_TOLERANCE)
+    gate_1_up_2 = torch.cat((torch.ones(inner, K), torch.full((inner, K), 2.0)))
+    ones = bs.quantize(torch.full((2, K), 0.5))
+    simple = bs.grouped_gemm([ones], [bs.quantize(gate_1_up_2)], activation=activation, out_dtype=torch.float32)[0]
+    act = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}[activation]
+    expected = (act(torch.tensor(K / 2.0).double()) * K).float()
+    torch.testing.assert_close(simple, expected.expand(2, inner), rtol=1e-5, atol=0)
+
+
+def test_gated_results_are_those_of_two_products():
+    sizes = [3, 0, 5]
+    a, b = bs.quantize(torch.randn(8, K), layout="linear"), _weights(3)
+    y = bs.grouped_gemm(a, b, group_sizes=torch.tensor(sizes), activation="swiglu", out_dtype=torch.float32)
+    z = _loop(a, b, sizes, out_dtype=torch.float32).double()
+    assert same_bits(y, (torch.nn.functional.silu(z[:, : N // 2]) * z[:, N // 2 :]).float())
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4", "128x4-grouped"])
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_results_in_nvfp4_have_the_quantisers_bits(layout, activation):
+    sizes = [3, 0, 130, 1]
+    a, b = sorted_rows(sizes, K), weights(4, N, K)
+    options = {"alpha": 1e-3, "activation": activation}
+    y = bs.grouped_gemm(a, b, **options, out_dtype=torch.float32)
+    groups = torch.tensor([134, 0, 0, 0]) if layout == "128x4-grouped" else None  # those of an earlier call
+    out = bs.NVFP4Tensor.zeros(y.shape, global_scale=0.25, layout=layout, group_sizes=groups)
+    assert bs.grouped_gemm(a, b, **options, out=out) is out
+    expected = bs.quantize(y, global_scale=0.25, layout="linear", nonfinite="saturate")
+    assert same_tensor(out.with_layout("linear"), expected)
+    if layout == "128x4-grouped":
+        assert out.group_sizes.tolist() == sizes
+        assert same_tensor(out, expected.with_layout(layout, torch.tensor(sizes)))
+        assert out.scale_offsets.tolist() == [0, 128, 128, 384, 512]
+        second = weights(4, 6, y.shape[1], seed=7)
+        y2 = bs.grouped_gemm(out, second, out_dtype=torch.float32)
+        check(y2, expected, second, sizes, c=reference.CPU_TOLERANCE)
+
+
+def test_masked_results_in_nvfp4_leave_other_rows_alone():
+    a, b = bs.quantize(torch.randn(3, 5, K)), _weights(3)
+    before = bs.quantize(torch.randn(3, 5, N), layout="linear")
+    out = before.with_layout("128x4")
+    out = dataclasses.replace(out, codes=out.codes.clone(), scales=out.scales.clone())
+    masked_m = torch.tensor([5, 0, 2])
+    bs.grouped_gemm(a, b, masked_m=masked_m, out=out)
+    y = bs.grouped_gemm(a, b, masked_m=masked_m, out_dtype=torch.float32)
+    expected = bs.quantize(y, global_scale=out.global_scale, layout="linear", nonfinite="saturate")
+    for e, count in enumerate(masked_m.tolist()):
+        for part in ("codes", "scales"):
+            got, wanted, old = (getattr(t.with_layout("linear"), part)[e] for t in (out, expected, before))
+            assert same_bits(got[:count], wanted[:count])
+            assert same_bits(got[count:], old[count:])
+
+
+@pytest.mark.parametrize("experts", [1, 3, 60, 256, 512])
+def test_any_number_of_experts(experts):
+    random = torch.Generator().manual_seed(experts)
+    sizes = torch.bincount(torch.randint(0, experts, (2 * experts,), generator=random), minlength=experts)
+    a, b = bs.quantize(torch.randn(2 * experts, 32)), bs.quantize(torch.randn(experts, 5, 32))
+    y = bs.grouped_gemm(a, b, group_sizes=sizes, out_dtype=torch.float32)
+    assert same_bits(y, _loop(a, b, sizes.tolist(), out_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_gradients_through_a_gate(activation):
+    sizes = torch.tensor([2, 0, 3])
+    b = bs.quantize(torch.randn(3, 6, 32))
+    x, bias = torch.randn(5, 32, requires_grad=True), torch.randn(3, 6, requires_grad=True)
+    alpha = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
+    y = bs.grouped_gemm(x, b, group_sizes=sizes, alpha=alpha, bias=bias, activation=activation, out_dtype=torch.float32)
+    expert = torch.tensor([0, 0, 2, 2, 2])
+    z = (x.double().unsqueeze(1) @ reference.dequantize(b)[expert].mT).squeeze(1)
+    gate, up = (z * alpha.double()[expert, None] + bias.double()[expert]).chunk(2, -1)
+    exact = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}[activation](gate) * up
+    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+    grad = torch.randn(5, 3)
+    found = torch.autograd.grad(y, (x, alpha, bias), grad)
+    for mine, theirs in zip(found, torch.autograd.grad(exact, (x, alpha, bias), grad.double()), strict=True):
+        torch.testing.assert_close(mine, theirs.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"activation": "swiglu", "b": _weights(2, n=5)}, ValueError, "b: 5 rows, expected an even number beside"),
+        ({"activation": "glu"}, ValueError, "activation: 'glu', expected one of None, .* 'swiglu', 'geglu'"),
+        ({"group_offsets": torch.tensor([0, 6, 4]), "group_sizes": None}, ValueError, "expected to rise from 0"),
+        ({"out": bs.NVFP4Tensor.zeros((8, N + 1), global_scale=1.0)}, ValueError, "out: shape"),
+        ({"out": bs.NVFP4Tensor.zeros((8, N), global_scale=1.0), "out_dtype": torch.float16}, TypeError, "out_dtype"),
+    ],
+)
+def test_bad_arguments_of_gates_and_results(change, error, message):
+    with pytest.raises(error, match=message):
+        bs.grouped_gemm(**{"a": torch.randn(8, K), "b": _weights(2), "group_sizes": SIZES, **change})
+
+
+def test_activations_with_a_gate_are_those_of_grouped_products():
+    with pytest.raises(ValueError, match="activation: 'swiglu', expected one of None, 'relu', 'gelu', 'silu'"):
+        bs.gemm(torch.randn(2, K), _weights(1)[0], activation="swiglu")
+
+
+class _Doubled(torch.nn.SiLU):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_experts_take_a_gate_for_what_it_is():
+    """One that is another function, or that somebody listens to, is called."""
+    gate_up = bs.nn.GroupedLinear.from_weights(torch.randn(2, 64, 32) / 6)
+    down = bs.nn.GroupedLinear.from_weights(torch.randn(2, 32, 32) / 6)
+    rows, sizes, heard = torch.randn(5, 32), torch.tensor([2, 3]), []
+    plain = bs.nn.Experts(gate_up, down, torch.nn.SiLU()).products(rows, sizes)
+    doubled = bs.nn.Experts(gate_up, down, _Doubled()).products(rows, sizes)
+    torch.testing.assert_close(doubled, 2 * plain)
+    act = torch.nn.SiLU()
+    act.register_forward_hook(lambda *_: heard.append(1))
+    torch.testing.assert_close(bs.nn.Experts(gate_up, down, act).products(rows, sizes), plain)
+    assert heard == [1]

@@ -119,7 +119,8 @@ def test_zeros_are_a_tensor_of_zeros():
         ({"shape": (4,)}, ValueError, "shape: "),
         ({"shape": (4, 0)}, ValueError, "shape: "),
         ({"shape": 4}, TypeError, "shape: "),
-        ({"layout": "128x4-grouped"}, ValueError, "layout: "),
+        ({"layout": "128x4-grouped"}, ValueError, "group_sizes: missing"),
+        ({"layout": "fragment"}, ValueError, "layout: "),
         ({"global_scale": 0.0}, ValueError, "global_scale: "),
         ({"global_scale": "1"}, TypeError, "global_scale: "),
     ],
@@ -147,8 +148,9 @@ def test_outputs_that_are_refused():
         bs.gemm(a, b, out=tiny)
     with pytest.raises(ValueError, match="out: an NVFP4Tensor, which a call that is traced or differentiated"):
         bs.gemm(torch.ones(4, 64, requires_grad=True), b, out=good)
-    with pytest.raises(TypeError, match="out: NVFP4Tensor, expected a tensor"):
-        bs.grouped_gemm(a, bs.quantize(torch.randn(1, 64, 64)), group_sizes=torch.tensor([4]), out=good)
+    grouped = good.with_layout("128x4-grouped", torch.tensor([3, 1]))
+    with pytest.raises(ValueError, match="out: 2 groups, but b has 1"):
+        bs.grouped_gemm(a, bs.quantize(torch.randn(1, 64, 64)), group_sizes=torch.tensor([4]), out=grouped)
 
 
 def test_float4_may_be_said():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 
-from blockscale.backends import cpu, sm90, sm100, sm103, sm120
+from blockscale.backends import cpu, loop, sm90, sm100, sm103, sm120
 from blockscale.config import Config
 from blockscale.launch import cuda, emulated
 from blockscale.problem import Target, compiled_for, target_named, target_of_capability
@@ -41,6 +44,16 @@ def pick(name: str | None, device: torch.device, config: Config | None = None) -
     if name == "cpu" and config is not None:
         raise ValueError(f"config: {config}, expected None: the CPU backend has no configurations")
     return _BUILT[name]
+
+
+def for_groups(name: str | None, device: torch.device, config: Config | None = None) -> Callable[..., Any]:
+    """`prepare_grouped` of the backend that `pick` gives, or of one without kernels for that a loop over its products.
+
+    Raises: as `pick`.
+    """
+    backend = pick(name, device, config)
+    own: Callable[..., Any] | None = getattr(backend, "prepare_grouped", None)
+    return partial(loop.prepare, backend.prepare) if own is None else own
 
 
 def _by_device(device: torch.device) -> str:

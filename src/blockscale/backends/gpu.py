@@ -88,14 +88,14 @@ def prepare(
     if math.prod(out.shape) == 0:
         plan.configure(problem, device.target, config)
         return lambda: None
-    ld_out = _rows_apart(out)
+    ld_out = rows_apart(out)
     made = plan.plan(problem, device, config, problem.n if ld_out is None else ld_out)
     layouts = made.family.LAYOUTS
     left = a.with_layout(layouts["a"]) if isinstance(a, NVFP4Tensor) else a.contiguous()
     right = b.with_layout(layouts["b"])
     for name, operand in (("a", left), ("b", right)):
         if isinstance(operand, NVFP4Tensor):
-            _check_dense(name, operand)
+            check_dense(name, operand)
     row = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     result = _writable(out, ld_out, layouts.get("out"))
     call = Call(made, problem.out_dtype, out.shape)
@@ -174,9 +174,11 @@ class Call:
         out: Result,
         alpha: float | Tensor | None,
         bias: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> tuple[list[int], float, list[Tensor]]:
         """The addresses that a launch takes, the factor, and the tensors at the addresses, to be held until it is over.
 
+        `groups` is the table of a grouped product, whose entry has it as its last pointer.
         On the CPU operands that are not aligned are copied: weights of a mapped file lie where the file has them.
         """
         plan, entry = self.plan, self.plan.family.ENTRY
@@ -184,19 +186,23 @@ class Call:
         one = tensor = plan.launcher.one
         if isinstance(alpha, Tensor):
             tensor = alpha
-            if alpha.is_cpu and not math.isfinite(alpha.item()):
-                arguments.check_alpha(alpha, b.codes.device)  # which raises
+            if alpha.is_cpu:
+                for value in alpha.reshape(-1).tolist():
+                    arguments.check_alpha(value, b.codes.device)
         elif type(alpha) is float and math.isfinite(alpha):
             factor = alpha
         elif alpha is not None:
             factor = float(arguments.check_alpha(alpha, b.codes.device))
         given = plan.family.tensors(a, b, out, tensor, one if bias is None else bias, one)
+        if groups is not None:
+            given.append(groups)
         pointers = [t.data_ptr() for t in given]
         for o in entry.outputs:
             start, stop = pointers[o], pointers[o] + plan.sizes[o]
             for i in entry.inputs:
                 if pointers[i] < stop and start < pointers[i] + plan.sizes[i]:
-                    arguments.check_overlap({"out": out}, {"a": a, "b": b, "alpha": alpha, "bias": bias})
+                    inputs = {"a": a, "b": b, "alpha": alpha, "bias": bias, "groups": groups}
+                    arguments.check_overlap({"out": out}, inputs)
         for i, align in self.aligned:
             if pointers[i] % align:
                 given = self._moved(given)
@@ -243,7 +249,7 @@ def _copy(result: Result, out: Result) -> None:
         out.scales.view(torch.uint8).copy_(scales.view(torch.uint8))
 
 
-def _check_dense(name: str, x: NVFP4Tensor) -> None:
+def check_dense(name: str, x: NVFP4Tensor) -> None:
     """Raises TypeError or ValueError if parts that were put together by hand are no plain tensors or have gaps."""
     for part, tensor in (("codes", x.codes), ("scales", x.scales)):
         if type(tensor) is not Tensor:
@@ -254,7 +260,7 @@ def _check_dense(name: str, x: NVFP4Tensor) -> None:
             )
 
 
-def _rows_apart(out: Result) -> int | None:
+def rows_apart(out: Result) -> int | None:
     """Elements (bytes of codes) between rows of a result that a kernel can write: rows dense, matrices one after
     another; else None."""
     if isinstance(out, NVFP4Tensor):
@@ -287,7 +293,7 @@ def signature(a: Any, b: Any, out: Any, alpha: Any, bias: Any, options: tuple[An
     is of another form (raw operands, say)."""
     if type(b) is not NVFP4Tensor:
         return None
-    kinds = _kind(a), _kind(out), _kind(bias)
+    kinds = kind_of(a), kind_of(out), kind_of(bias)
     if UNKNOWN in kinds:
         return None
     if isinstance(alpha, Tensor):
@@ -302,7 +308,7 @@ def signature(a: Any, b: Any, out: Any, alpha: Any, bias: Any, options: tuple[An
 UNKNOWN = "unknown"
 
 
-def _kind(x: Any) -> Any:
+def kind_of(x: Any) -> Any:
     """A tensor's properties, None for None; `UNKNOWN` for what every call has to look at anew."""
     if x is None:
         return None

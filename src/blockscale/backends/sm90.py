@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockscale.backends import gpu
+from blockscale.backends import gpu, groups, loop
 from blockscale.config import Config
 from blockscale.families.sm90.choice import EXPAND_FROM
+from blockscale.families.sm90.grouped.choice import MOST_ROWS
 from blockscale.formats.layouts import BLOCK, FRAGMENT, LINEAR
+from blockscale.grouped import Grouped
 from blockscale.launch import emulated
 from blockscale.problem import target_named
 from blockscale.quantize.quantizer import quantize_into
@@ -66,6 +69,23 @@ def prepare(
         return lambda: _nothing(launch())  # its `Call` is for operands of the larger k
     check(a, options.get("invariant", False), options.get("config"))
     return partial(gemm, a, b, out, **options)
+
+
+def prepare_grouped(product: Grouped, **options: Any) -> Callable[[], object]:
+    """One launch of the kernel for groups where it can and they have few rows, or it is asked for; otherwise a loop
+    over single products, and the host reads the sizes. Raises: as `prepare`."""
+    a, b = product.a, product.b
+    floating = isinstance(a, Tensor) and a.dtype in (torch.float16, torch.bfloat16)
+    few = a.shape[-2] <= MOST_ROWS * (1 if product.form == "masked" else product.groups)
+    if not floating or b.layout != FRAGMENT or not (few or options.get("config") is not None):
+        return loop.prepare(prepare, product, **options)
+    assert isinstance(a, Tensor)
+    missing = -a.shape[-1] % ROW_ELEMENTS
+    if not missing:
+        return groups.prepare(product, target=TARGET, **options)
+    padded = replace(product, a=torch.nn.functional.pad(a, (0, missing)))  # as in `prepare`
+    launch = groups.prepare(padded, target=TARGET, **options)
+    return lambda: _nothing(launch())
 
 
 def _nothing(call: object) -> None:

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from blockscale.cli.terminal import FAILED, REFUSED, AsJson, output, plain_table, print_json, progress, refusals
-from blockscale.demo import job
+from blockscale.demo import emulation, job
+from blockscale.demo import moe as experts
 from blockscale.demo.emulation import EmulatedLayer
 from blockscale.demo.layers import Layer, Skipped, WeightFile
 from blockscale.demo.similarity import REQUIRED, Similarity
@@ -22,9 +23,16 @@ def demo(
         Path | None,
         typer.Option(help="Quantise the 2-D tensors of this safetensors file instead.", show_default=False),
     ] = None,
+    moe: Annotated[
+        bool,
+        typer.Option("--moe", help="Run a small layer of experts by the B200's grouped kernel, emulated, instead."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Quantise a real sentence encoder to NVFP4, run it, and compare its embeddings with fp32."""
+    if moe:
+        show_experts(as_json)
+        return
     if weights is not None:
         show_file(weights, as_json)
         return
@@ -98,6 +106,43 @@ def show_emulated(emulated: EmulatedLayer | str) -> None:
         table.add_row(f"largest error, {name}", f"{error:.3f} of what its contract allows")
     table.add_row("time", f"{emulated.seconds:.1f} s on this machine, compiling included; nothing follows for a GPU")
     console.print(table, "")
+
+
+def show_experts(as_json: bool) -> None:
+    """A layer of experts on the software GPU beside the CPU."""
+    reason = emulation.why_not()
+    if reason is not None:
+        typer.echo(f"blockscale: nothing was emulated: {reason}", err=True)
+        raise typer.Exit(REFUSED)
+    with refusals(as_json), progress("compiling two kernels and running them", 1) as advance:
+        layer = experts.emulate()
+        advance()
+    if as_json:
+        print_json(asdict(layer) | {"passed": layer.passed})
+    else:
+        output().print(experts_table(layer), "")
+    if not layer.passed:
+        typer.echo(f"blockscale: {layer.findings} findings, or results out of bounds", err=True)
+        raise typer.Exit(FAILED)
+
+
+def experts_table(layer: experts.EmulatedExperts) -> Table:
+    table = plain_table(
+        f"A layer of experts by the grouped kernel for {layer.arch}, on the software GPU", show_header=False
+    )
+    table.add_row("rows of each expert", " ".join(map(str, layer.rows)))
+    for name, config in zip(("rows x gate and up, SwiGLU", "x down"), layer.configs, strict=True):
+        table.add_row(name, config)
+    table.add_row(
+        "executed", f"{layer.launches} launches, {layer.instructions:,} warp instructions, {layer.findings} findings"
+    )
+    table.add_row("NVFP4 between them", f"{100 * layer.same_bytes:.2f}% of its bytes are the CPU backend's")
+    for name, error in layer.errors.items():
+        table.add_row(f"largest error, {name}", f"{error:.3f} of what its contract allows")
+    table.add_row("beside the CPU", f"{layer.difference:.2e} of the largest result at most")
+    table.add_row("beside fp32", f"{layer.snr_db:.1f} dB, random weights and rows")
+    table.add_row("time", f"{layer.seconds:.1f} s on this machine, compiling included; nothing follows for a GPU")
+    return table
 
 
 def layer_table(title: str, layers: Sequence[Layer]) -> Table:

@@ -17,14 +17,17 @@ def explain(
     n: Annotated[int, typer.Argument(help="Rows of B, columns of the result.")],
     k: Annotated[int, typer.Argument(help="Columns of A and of B.")],
     gpu: Gpu = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Groups that the rows of A belong to: a grouped product.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which configuration a product would get on a GPU, and the reasons in order."""
     with refusals(as_json):
         target = backends.target_asked(gpu)
-        choice = heuristics.choose(families.usual(m, n, k, target), target)
+        choice = heuristics.choose(families.usual(m, n, k, target, groups=groups), target)
     if as_json:
-        of = {"m": m, "n": n, "k": k, "gpu": target.name, "sms": target.sms}
+        of = {"m": m, "n": n, "k": k, "gpu": target.name, "sms": target.sms, "groups": groups}
         print_json(of | {"config": asdict(choice.config), "reasons": choice.reasons})
     else:
-        typer.echo(blockscale.explain(m, n, k, gpu=gpu))
+        typer.echo(blockscale.explain(m, n, k, gpu=gpu, groups=groups))

@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.config import Choice, Config, Reason
 from blockscale.entry import Entry
 from blockscale.families import sm90, sm100, sm103, sm120
-from blockscale.problem import NVFP4, Problem, Target
+from blockscale.problem import NVFP4, GroupedProblem, Problem, Target
 from blockscale.tensor import NVFP4Tensor
 
 LARGEST_EXTENT = 2**31 - 1024  # kernels have 32-bit sizes, and add up to a block of tiles to them
@@ -74,6 +74,8 @@ class Family(Protocol):
 
 
 _FAMILIES: dict[str, Family] = {"sm100": sm100, "sm103": sm103, "sm90": sm90, "sm120": sm120}
+_LISTED: dict[str, Family] = {"sm100": sm100.listed}
+_GROUPED: dict[str, Family] = {"sm100": sm100.grouped, "sm90": sm90.grouped}
 
 
 def of(target: Target) -> Family:
@@ -81,18 +83,33 @@ def of(target: Target) -> Family:
     return _FAMILIES[target.backend]
 
 
-def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16") -> Problem:
-    """The product that is meant on these GPUs where only sizes are said."""
+def serving(problem: Problem, target: Target) -> Family:
+    """The family of a target, or the part of it whose kernels do grouped products."""
+    if not isinstance(problem, GroupedProblem):
+        return of(target)
+    return (_LISTED if problem.form == "list" else _GROUPED)[target.backend]
+
+
+def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16", groups: int | None = None) -> Problem:
+    """The product that is meant on these GPUs where only sizes are said; with `groups` m rows of them all.
+
+    Raises:
+        ValueError: grouped products have no kernel there.
+    """
     activation = of(target).ACTIVATION
     if activation != NVFP4 and out_dtype == "fp16":
         activation = out_dtype
+    if groups is not None:
+        if target.backend not in _GROUPED:
+            raise ValueError(f"groups: {groups}, expected None: {target.backend} multiplies them one after another")
+        return GroupedProblem(m, n, k, a=activation, out_dtype=out_dtype, groups=groups)
     return Problem(m, n, k, a=activation, out_dtype=out_dtype)
 
 
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
     """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
-    family = of(target)
-    return unsupported(problem, target) or _foreign(config, target) or family.unfit(problem, target, config)
+    family = serving(problem, target)
+    return unsupported(problem, target) or _foreign(config, family, target) or family.unfit(problem, target, config)
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -100,17 +117,17 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
     for name in ("m", "n", "k", "batch"):
         if getattr(problem, name) > LARGEST_EXTENT:
             return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
-    return of(target).unsupported(problem, target)
+    return serving(problem, target).unsupported(problem, target)
 
 
-def code(config: Config, target: Target) -> dict[str, Any]:
+def code(config: Config, target: Target, family: Family | None = None) -> dict[str, Any]:
     """The fields of `config` that decide a kernel's code."""
-    return {name: getattr(config, name) for name in of(target).CODE_FIELDS}
+    return {name: getattr(config, name) for name in (family or of(target)).CODE_FIELDS}
 
 
-def _foreign(config: Config, target: Target) -> Reason | None:
+def _foreign(config: Config, family: Family, target: Target) -> Reason | None:
     """A field that was set and that these kernels do not have."""
-    own = of(target).CODE_FIELDS + of(target).CALL_FIELDS
+    own = family.CODE_FIELDS + family.CALL_FIELDS
     for field in fields(config):
         if field.name not in own and getattr(config, field.name) != field.default:
             given = f"{getattr(config, field.name)!r}, expected {field.default!r}"

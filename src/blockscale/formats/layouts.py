@@ -85,10 +85,12 @@ def unswizzle_grouped(scales: Tensor, group_sizes: Tensor, rows: int, cols: int)
 
 
 def _scale_rows(group_sizes: Tensor, rows: int) -> Tensor:
-    """(rows,) int64: the scale row of each compact row."""
+    """(rows,) int64: the scale row of each compact row, one that is there even if sizes on a GPU do not add up."""
     sizes = group_sizes.long()
-    shift = scale_offsets(sizes)[:-1] - (sizes.cumsum(0) - sizes)
-    return torch.arange(rows, dtype=torch.int64, device=sizes.device) + shift.repeat_interleave(sizes, output_size=rows)
+    ends, row = sizes.cumsum(0), torch.arange(rows, dtype=torch.int64, device=sizes.device)
+    shift = scale_offsets(sizes)[:-1] - (ends - sizes)
+    group = torch.searchsorted(ends, row, right=True).clamp_(max=len(sizes) - 1)
+    return (row + shift[group]).clamp_(0, grouped_rows(rows, len(sizes)) - 1)
 
 
 def _pad(x: Tensor, rows: int, cols: int) -> Tensor:

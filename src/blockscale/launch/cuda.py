@@ -52,8 +52,15 @@ class CudaLauncher:
         """The artefact's function. Loading it once serves every device: kernels are set up on all of them."""
         return load(artefact)
 
-    def launch(self, function: Function, pointers: Sequence[int], sizes: Sequence[int], scalars: Sequence[Any]) -> None:
-        """Call `function(*pointers, *scalars, stream)`; `sizes` are for the emulator."""
+    def launch(
+        self,
+        function: Function,
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        beside: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Call `function(*pointers, *scalars, stream)`; `sizes` and `beside` are for the emulator."""
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         if torch._C._cuda_getDevice() == self.index:
             function(*pointers, *scalars, stream)

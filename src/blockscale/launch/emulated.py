@@ -62,8 +62,16 @@ class EmulatedLauncher:
         with self._installed([]) as emulator:
             return emulator.load(artefact.parts["object"], FUNCTION, ptx, cubin)
 
-    def launch(self, function: Function, pointers: Sequence[int], sizes: Sequence[int], scalars: Sequence[Any]) -> None:
-        """Run `function(*pointers, *scalars, stream)` to its end; it may touch `sizes[i]` bytes at `pointers[i]`.
+    def launch(
+        self,
+        function: Function,
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        beside: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Run `function(*pointers, *scalars, stream)` to its end; it may touch `sizes[i]` bytes at `pointers[i]`, and
+        `beside`, (address, bytes).
 
         Raises:
             ptxemu.Error: what the kernel does wrong; a finding too, unless they are collected. The launch's report is
@@ -71,7 +79,7 @@ class EmulatedLauncher:
         """
         import ptxemu
 
-        with self._installed(list(zip(pointers, sizes, strict=True))) as emulator:
+        with self._installed([*zip(pointers, sizes, strict=True), *beside]) as emulator:
             try:
                 emulator.call(function, *pointers, *scalars, 0)
             except ptxemu.Error as error:

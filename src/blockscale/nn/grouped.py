@@ -91,9 +91,10 @@ class GroupedLinear(Frozen):
         *,
         group_offsets: Tensor | None = None,
         masked_m: Tensor | None = None,
+        activation: str | None = None,
     ) -> Tensor:
-        """x (T, K) sorted by group -> (T, N), or with `masked_m` x (E, max_m, K) -> (E, max_m, N); see `grouped_gemm`.
-        Rows beyond the mask have no part in a dynamic scale."""
+        """x (T, K) sorted by group -> (T, N), or with `masked_m` x (E, max_m, K) -> (E, max_m, N), or half as many
+        columns after a gated activation; see `grouped_gemm`. Rows beyond the mask have no part in a dynamic scale."""
         dtype = computed_in(x)
         if masked_m is not None and self.activations is not None:
             beyond = torch.arange(x.shape[1], dtype=torch.int32, device=x.device) >= masked_m.unsqueeze(1)
@@ -106,6 +107,7 @@ class GroupedLinear(Frozen):
             masked_m=masked_m,
             alpha=self.global_scale,
             bias=self.bias,
+            activation=activation,
             out_dtype=dtype,
             backend=self.backend,
         )
@@ -149,6 +151,22 @@ class Experts(torch.nn.Module):
 
     def products(self, rows: Tensor, sizes: Tensor) -> Tensor:
         """What the experts make of `rows` (R, H), sorted by expert, `sizes` (E,) of them for each."""
-        gate, up = self.gate_up(rows, sizes).chunk(2, dim=-1)
-        y: Tensor = self.down(self.act(gate) * up, sizes)
+        activation = _gated(self.act)
+        if activation is None:
+            gate, up = self.gate_up(rows, sizes).chunk(2, dim=-1)
+            inner = self.act(gate) * up
+        else:
+            inner = self.gate_up(rows, sizes, activation=activation)
+        y: Tensor = self.down(inner, sizes)
         return y
+
+
+def _gated(act: Callable[[Tensor], Tensor]) -> str | None:
+    """What `grouped_gemm` calls act(gate) x up, if it has that."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if isinstance(act, torch.nn.Module) and any(getattr(act, name) for name in hooks):
+        return None
+    if act is torch.nn.functional.silu or type(act) is torch.nn.SiLU:
+        return "swiglu"
+    exact = type(act) is torch.nn.GELU and act.approximate == "none"
+    return "geglu" if act is torch.nn.functional.gelu or exact else None

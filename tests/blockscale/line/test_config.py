@@ -181,7 +181,8 @@ def test_a_problem_checks_its_names(field, value):
 
 
 def test_every_field_is_either_code_or_an_argument_of_the_call():
-    families_fields = [(family.CODE_FIELDS, family.CALL_FIELDS) for family in families._FAMILIES.values()]
+    kinds = families._FAMILIES, families._GROUPED, families._LISTED
+    families_fields = [(family.CODE_FIELDS, family.CALL_FIELDS) for kind in kinds for family in kind.values()]
     assert all(not set(code) & set(call) for code, call in families_fields)
     assert set().union(*(code + call for code, call in families_fields)) == {f.name for f in fields(Config)}
     assert tile_count(Problem(129, 257, 64, batch=3, batch_a=3), Config()) == 3 * 2 * 3

@@ -36,3 +36,4 @@ ACTIVATIONS: dict[str | None, Callable[[Float32], Float32]] = {
     "gelu": gelu,
     "silu": silu,
 }
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # what a gate goes through before it multiplies its column

@@ -69,20 +69,28 @@ def maps(
 
 def code_map(codes: cute.Pointer, rows: Int32, k: Int32, batch: Int32, box: Box, copy: Any) -> cpasync.TmaInfo:
     """The tensor map of codes, seen as (rows, bytes of k, batch)."""
+    smem = cute.select(code_layout(box, 1), mode=[0, 1])
+    return cpasync.make_tiled_tma_atom(copy, code_tensor(codes, rows, k, batch), smem, box)
+
+
+def code_tensor(codes: cute.Pointer, rows: Int32, k: Int32, batch: Int32) -> cute.Tensor:
+    """(rows, bytes of k, batch) of codes."""
     row = k // 2
     layout = cute.make_layout((rows, row, batch), stride=(row, 1, Int64(rows) * row))
-    tensor = cute.make_tensor(cute.recast_ptr(codes, dtype=Uint8), layout)
-    smem = cute.select(code_layout(box, 1), mode=[0, 1])
-    return cpasync.make_tiled_tma_atom(copy, tensor, smem, box)
+    return cute.make_tensor(cute.recast_ptr(codes, dtype=Uint8), layout)
 
 
 def scale_map(scales: cute.Pointer, rows: Int32, k: Int32, batch: Int32, box: Box, copy: Any) -> cpasync.TmaInfo:
     """The tensor map of scales in the 128x4 layout, seen as (elements of an atom, steps of k, atoms of rows, batch)."""
+    return cpasync.make_tiled_tma_atom(copy, scale_tensor(scales, rows, k, batch), cute.make_layout(box), box)
+
+
+def scale_tensor(scales: cute.Pointer, rows: Int32, k: Int32, batch: Int32) -> cute.Tensor:
+    """(elements of an atom, steps of k, atoms of rows, batch) of scales."""
     across, down = k // STEP_K, cute.ceil_div(rows, ATOM_ROWS)
     row = Int64(across) * ATOM
     layout = cute.make_layout((ATOM, across, down, batch), stride=(1, ATOM, row, row * down))
-    tensor = cute.make_tensor(cute.recast_ptr(scales, dtype=Int16), layout)
-    return cpasync.make_tiled_tma_atom(copy, tensor, cute.make_layout(box), box)
+    return cute.make_tensor(cute.recast_ptr(scales, dtype=Int16), layout)
 
 
 def copy_operation(pair: bool, shared: bool) -> Any:
@@ -125,10 +133,14 @@ class Operand:
             for box in cutlass.range(boxes, unroll=1):
                 self._fetch(corner, self.sharers.rank * boxes + box, slot, barrier)
 
+    def _options(self):
+        """What else a copy is given."""
+        return {}
+
     def _fetch(self, corner, box, slot, barrier) -> None:
         target, source = self._partition(corner, box)
         mask = self.sharers.mask
-        options = {} if mask is None else {"mcast_mask": Int16(mask)}
+        options = self._options() | ({} if mask is None else {"mcast_mask": Int16(mask)})
         if self.policy is not None:
             options["cache_policy"] = Int64(self.policy)
         cute.copy(self.map.atom, source, target[None, slot.index * self.boxes + box], tma_bar_ptr=barrier, **options)
