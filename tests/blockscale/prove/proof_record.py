@@ -27,7 +27,11 @@ import blockscale as bs
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "architecture.md"
-SWEEPS: dict[str, Sweep] = {each.target.backend: each for each in (sweep_sm100.SWEEP, sweep_sm103.SWEEP, sweep_sm120.SWEEP)}
+SWEEPS: dict[str, Sweep] = {
+    "sm100": sweep_sm100.SWEEP,
+    "sm103": sweep_sm103.SWEEP,
+    "sm120": sweep_sm120.SWEEP,
+}
 Entry = dict[str, Any]
 
 
