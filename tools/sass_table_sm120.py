@@ -47,6 +47,7 @@ CONFIGS = (
     Config((128, 64), swap=True, chunk=256),
     Config((128, 16), swap=True, chunk=256),
     Config((128, 8), swap=True, chunk=256),
+    Config((512, 16), swap=True, split=4),
 )
 EXAMPLES = "examples/python/CuTeDSL/cute/blackwell_geforce/kernel/blockscaled_gemm"
 NVIDIA = (("cooperative", 128), ("cooperative", 256), ("pingpong", 128), ("pingpong", 256))  # kind, k of a stage

@@ -27,6 +27,8 @@ CASES = {
     "one row": (Config((64, 8), swap=True, accumulators=2, l2_b="evict_first"), (1, 200, 1000), {"activation": "gelu"}),
     "swapped 64": (Config((128, 64), swap=True), (50, 136, 300), {}),
     "narrow": (Config((64, 16)), (70, 15, 80), {}),
+    "shared": (Config((64, 32), split=2), (70, 60, 300), {"bias": True}),
+    "shared by more than there is of k": (Config((64, 32), split=2, ctas=2), (40, 60, 100), {}),
     "narrowest": (Config((128, 8), accumulators=2), (140, 7, 80), {"out_dtype": torch.float32}),
 }
 
@@ -61,6 +63,23 @@ def test_configurations_under_every_schedule(name):
             results.append(multiply(a, b, config, **more))
         assert gpu.findings == []
     assert all(torch.equal(y, results[0]) for y in results)
+
+
+@pytest.mark.parametrize("config", [Config((128, 64), split=2), Config((256, 64), schedule="clc")], ids=str)
+def test_nvfp4_results_are_those_of_quantize(config):
+    """Bit for bit, padding too, of the fp32 result."""
+    m, n, k = 130, 100, 200
+    a, b = (every_code_and_scale(rows, k, seed=rows) for rows in (m, n))
+    with bs.emulated("sm_120a", schedule="random", checks="strict", sms=SMS):
+        y = bs.gemm(a, b, alpha=0.25, out_dtype=torch.float32, activation="relu", config=config)
+        unit = y.max() / 4000
+        out = bs.quantize(torch.zeros(m, n), global_scale=unit)
+        out.codes.fill_(0x77)
+        out.scales.view(torch.uint8).fill_(0x7F)
+        bs.gemm(a, b, alpha=0.25, out=out, activation="relu", config=config)
+    expected = bs.quantize(y, global_scale=unit)
+    assert torch.equal(out.codes, expected.codes)
+    assert torch.equal(out.scales.view(torch.uint8), expected.scales.view(torch.uint8))
 
 
 @pytest.mark.parametrize("arch", ["sm_120a", "sm_121a"])
