@@ -132,7 +132,8 @@ def emulated(
     on_finding: str = "raise",
     sms: int | None = None,
 ) -> Emulation:
-    """Inside `with emulated(...) as gpu`, products of CPU tensors run the real kernel of `arch` on the software GPU.
+    """Inside `with emulated(...) as gpu`, products and `quantize` of CPU tensors run the kernels of `arch` on the
+    software GPU.
 
     It shows whether a kernel is right, and nothing about its speed. Always needs CuTe DSL, in the version that compiles
     the kernels, TVM-FFI, and a C compiler the first time. It is in effect for this thread: one started inside uses the
