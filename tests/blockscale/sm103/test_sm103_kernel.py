@@ -122,11 +122,11 @@ def test_clusters_of_single_ctas_request_tiles():
 
 
 def test_operands_of_a_cluster_are_fetched_once_and_none_beyond_k():
-    """k = 512: two slots of codes and three of scales, of which the last has two atoms within k. Of a 512 rows to both
-    columns of CTAs, of b 128 rows to all; of the scales of a four atoms a step, of b one a column."""
+    """k = 512: two slots of codes, and eight atoms of scales in three slots. Of a 512 rows to both columns of CTAs, of
+    b 128 rows to all; of the scales of a four atoms a step of k, of b one a column."""
     _, report = check(512, 128, 512, Config((256, 64), mma_k=96, cluster=(4, 2)), sms=8)
-    slots = 2 * (512 + 128) * 128 + 3 * 3 * (4 + 2) * 512
-    assert report.counters["bytes"]["TMA load, global memory"] == slots
+    fetched = 2 * (512 + 128) * 128 + 8 * (4 + 2) * 512
+    assert report.counters["bytes"]["TMA load, global memory"] == fetched
 
 
 @pytest.mark.parametrize("ownership", ["turns", "lines"])
