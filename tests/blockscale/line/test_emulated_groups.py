@@ -26,6 +26,10 @@ SINGLE = bs.Config((128, 128))
 SINGLE_NARROW = bs.Config((128, 32), store_slots=2, schedule="clc")  # of the kernel for single products alone
 
 
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.prove)
+
+
 @pytest.fixture
 def emulator():
     with bs.emulated("sm_100a", sms=3) as active:
@@ -59,6 +63,7 @@ def test_the_same_bits_in_every_order_of_completion():
     assert all(same_bits(y, results[0]) for y in results)
 
 
+@pytest.mark.prove
 def test_a_loop_of_single_products_has_the_same_bits(emulator):
     a, b = sorted_rows(SIZES, K), weights(len(SIZES), N, K)
     together = product(a, b, SIZES)
@@ -94,7 +99,7 @@ def test_splits(emulator, sizes, n, k):
     assert len(emulator.reports) == (3 if sum(sizes) else 0)
 
 
-@pytest.mark.parametrize("experts", [60, 512])
+@pytest.mark.parametrize("experts", [60, long(512)])
 def test_many_experts(emulator, experts):
     random = torch.Generator().manual_seed(experts)
     sizes = torch.bincount(torch.randint(0, experts, (64,), generator=random), minlength=experts).tolist()
@@ -157,7 +162,7 @@ def test_masked(emulator, counts):
         assert same_bits(new[e, :count], y[e, :count])
 
 
-@pytest.mark.parametrize(("activation", "inner"), [("swiglu", 128), ("geglu", 160), ("swiglu", 96)])
+@pytest.mark.parametrize(("activation", "inner"), [("swiglu", 128), ("geglu", 160), long("swiglu", 96)])
 def test_gates_split_at_the_logical_size(emulator, activation, inner):
     """In the kernel where both halves of a weight begin with an atom of scales; else beside it."""
     sizes = (3, 0, 40)
@@ -168,7 +173,7 @@ def test_gates_split_at_the_logical_size(emulator, activation, inner):
     check(y, a, b, sizes, **options)
 
 
-@pytest.mark.parametrize(("activation", "n"), [(None, 160), ("swiglu", 256), ("swiglu", 160)])
+@pytest.mark.parametrize(("activation", "n"), [("swiglu", 256), long(None, 160), long("swiglu", 160)])
 def test_results_in_nvfp4_are_ready_for_the_next_product(emulator, activation, n):
     sizes = (3, 0, 130, 1)
     a, b = sorted_rows(sizes, 128), weights(4, n, 128)
@@ -233,7 +238,7 @@ def test_sizes_that_only_the_device_sees_stay_within_bounds(emulator, monkeypatc
     assert (out[sum(right) :] == 7).all()
 
 
-@pytest.mark.parametrize("layout", ["linear", "128x4"])
+@pytest.mark.parametrize("layout", [long("linear"), "128x4"])
 def test_rows_in_another_layout_are_copied(emulator, layout):
     (a, _), b = small_integers(20, 64, layout=layout), weights(3, 8, 64)
     y = bs.grouped_gemm(a, b, group_sizes=table((3, 0, 17)), out_dtype=torch.float32)
