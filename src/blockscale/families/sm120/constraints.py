@@ -89,7 +89,8 @@ def _room(target: Target, config: Config) -> Iterator[Reason]:
     sizes = geometry(config, target)
     tile = f"{config.tile[0]}x{config.tile[1]}"
     if config.split > target.sms:
-        yield Reason("config.split", f"{config.split} CTAs of a cluster, of multiprocessors there are {target.sms}")
+        at_once = f"expected at most {target.sms}, a multiprocessor for each CTA of a cluster"
+        yield Reason("config.split", f"{config.split}, {at_once}")
     if sizes.sums > MOST_SUMS:
         yield Reason(
             "config.accumulators",
