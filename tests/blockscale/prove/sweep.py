@@ -220,6 +220,11 @@ class Row:
         epilogue = {"out_dtype": self.out_dtype, "bias": self.bias, "activation": self.activation}
         return Problem(shape.m, shape.n, shape.k, *batches, **epilogue)
 
+    @property
+    def sms(self) -> int:
+        """Multiprocessors of the emulated GPU: CTAs of a cluster need one each."""
+        return max(self.sweep.sms, self.config.split)
+
     def does(self, shape: Shape) -> bool:
         return families.supports(self.problem(shape), self.sweep.target, self.config) is None
 

@@ -4,6 +4,7 @@ import collections
 import itertools
 import re
 import time
+from dataclasses import replace
 
 import proof_record
 import pytest
@@ -14,7 +15,7 @@ from proof_record import SWEEPS
 from sweep import BATCHES, DATA, LARGE, SCHEDULES, SMALL, Shape
 
 import blockscale as bs
-from blockscale import reference
+from blockscale import families, reference
 
 SHAPES = (*LARGE, *SMALL, *BATCHES)
 every_family = pytest.mark.parametrize("family", SWEEPS)
@@ -33,7 +34,7 @@ def run(row, work):
     start, counts = time.perf_counter(), collections.Counter(products=0, instructions=0, findings=0)
     first = {}
     for kind, seed in SCHEDULES:
-        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=row.sweep.sms) as gpu:  # a finding raises
+        with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=row.sms) as gpu:  # a finding raises
             for shape, data, gap in work:
                 try:
                     got = sweep.multiply(row, shape, data, gap)
@@ -118,6 +119,15 @@ def test_pairs_that_no_kernel_has_are_those_that_are_refused(family):
         if not all(((one, x), (other, y)) in pairs for x in ones for y in others):
             excluded.add((one, other))
     assert excluded == SWEEPS[family].never
+
+
+@every_family
+def test_the_emulated_gpu_has_room_for_the_competition(family):
+    """Configurations are chosen for the whole GPU."""
+    for shape in SWEEPS[family].competition:
+        _, row = proof_record.gpu_mode(family, shape)
+        part = replace(row.sweep.target, sms=row.sms)
+        assert families.supports(row.problem(sweep.scaled(shape)), part, row.config) is None, (row, shape)
 
 
 @every_family

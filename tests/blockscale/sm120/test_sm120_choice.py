@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import blockscale as bs
 from blockscale import heuristics
 from blockscale.cli.app import app
+from blockscale.config import Config
 from blockscale.families import LARGEST_EXTENT, supports
 from blockscale.families.sm120.choice import DRAM, TOLERANCE, _Kernel
 from blockscale.families.sm120.constraints import MOST_TILES
@@ -120,6 +121,28 @@ def test_few_rows_are_columns_and_load_little_but_the_weights(m, gpu):
     view = _Kernel(problem, gpu, config)
     assert view.loaded <= 1.05 * view.operands
     assert view.busiest <= view.cycles * (1 + TOLERANCE)  # DRAM is what takes the time
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 1100), (8, 6, 2391), (621, 9, 3764)])
+def test_clusters_fit_the_multiprocessors_that_there_are(m, n, k, sms):
+    """Of few tiles k is split, but never among more CTAs than run at once."""
+    problem, gpu = Problem(m, n, k), replace(RTXPRO, sms=sms)
+    config = heuristics.choose(problem, gpu).config
+    assert config.split <= sms
+    for split in (1, 2, 4, 8):
+        reason = supports(problem, gpu, Config(config.tile, swap=config.swap, split=split))
+        assert (reason is None) == (split <= sms)
+        assert reason is None or reason.argument == "config.split"
+
+
+@pytest.mark.parametrize("split", [1, 2, 8])
+def test_ctas_of_all_tiles_have_32_bit_numbers(split):
+    config, most = Config((64, 8), split=split), MOST_TILES // split
+    assert supports(Problem(1, 1, 4096, most, 1, 1), RTX5080, config) is None
+    reason = supports(Problem(65, 1, 4096, most // 2 + 1, 1, 1), RTX5080, config)
+    assert reason is not None
+    assert f"at most {most}" in reason.message
 
 
 @each_gpu

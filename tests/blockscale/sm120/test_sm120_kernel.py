@@ -18,6 +18,7 @@ CASES = {
     "one group": (Config((128, 128)), (130, 70, 300), {}),
     "long stages": (Config((128, 128), chunk=256), (30, 130, 600), {"activation": "relu"}),
     "two groups": (Config((128, 128), accumulators=2, stages=2), (260, 70, 200), {"out_dtype": torch.float32}),
+    "turns of one CTA": (Config((64, 8), accumulators=2, stages=1, ctas=1), (130, 7, 300), {}),  # 3 tiles, odd laps
     "on request": (Config((128, 64), accumulators=2, schedule="clc"), (270, 60, 200), {}),
     "one on request": (Config((64, 32), schedule="clc", stages=3), (70, 100, 300), {"out_dtype": torch.float16}),
     "wide": (Config((128, 256), l2_a="evict_last"), (40, 257, 80), {}),
@@ -97,6 +98,7 @@ def test_batches():
     with bs.emulated("sm_120a", checks="strict", sms=SMS):
         multiply(a, b, Config((64, 64), accumulators=2))
         multiply(a, bs.quantize(torch.randn(90, 80)), Config((64, 32)))
+        multiply(a, bs.quantize(torch.randn(30, 80)), Config((64, 32), split=2))
 
 
 @pytest.mark.parametrize("config", [Config((128, 128)), Config((128, 128), accumulators=2), Config((64, 8), swap=True)])

@@ -38,7 +38,7 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "l2_b": HINTS,
     "l2_scales": HINTS,
 }
-# Tile indices are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
+# Tile indices, times CTAs that share a tile, are 32-bit integers in a kernel, which adds the CTAs of a launch to them.
 MOST_CTAS = 2**16 - 1
 MOST_TILES = 2**31 - 2**16
 RANGES = {"group": range(1, 2**10 + 1), "ctas": range(1, MOST_CTAS + 1), "persist_mb": range(2**31)}
@@ -88,6 +88,9 @@ def _values(config: Config) -> Iterator[Reason]:
 def _room(target: Target, config: Config) -> Iterator[Reason]:
     sizes = geometry(config, target)
     tile = f"{config.tile[0]}x{config.tile[1]}"
+    if config.split > target.sms:
+        at_once = f"expected at most {target.sms}, a multiprocessor for each CTA of a cluster"
+        yield Reason("config.split", f"{config.split}, {at_once}")
     if sizes.sums > MOST_SUMS:
         yield Reason(
             "config.accumulators",
@@ -115,8 +118,10 @@ def _tiles(problem: Problem, config: Config) -> Iterator[Reason]:
     width = config.tile[1]
     if width < SPAN and columns > width:
         yield Reason("config.tile", f"{width} columns, fewer than {SPAN}, have to cover all {name} = {columns}")
-    if tile_count(problem, config) > MOST_TILES:
-        tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {MOST_TILES}"
+    most = MOST_TILES // config.split
+    if tile_count(problem, config) > most:
+        shared = f" with split {config.split}" if config.split > 1 else ""
+        tiles = f"{tile_count(problem, config)} tiles of {config.tile[0]}x{width}, at most {most}{shared}"
         yield Reason("config.tile", tiles)
 
 
