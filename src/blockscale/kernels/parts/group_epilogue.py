@@ -96,7 +96,7 @@ class GroupEpilogue(Epilogue):
         return GroupTile(way, target, column, biases[0], biases[-1])
 
     def _quantised(self, way: Way, groups: Any, place: Any, block: Int32, row: Int32, column: Int32) -> Quantised:
-        """Rows beyond a mask keep their scales: no more than padding of the atom is made zero beside rows that count."""
+        """Rows beyond a mask keep their scales: beside rows that count, only padding of their atom is made zero."""
         output = way.output
         codes = output.address(Int32(0), place.first + row, column // 2)
         in_atom = row % 32 * 16 + row % ATOM_ROWS // 32 * 4
