@@ -86,7 +86,8 @@ class NVFP4Tensor:
                 The scales of "128x4" may also come flat.
             global_scale: the multiplier, a float or an fp32 tensor of one element.
             shape: logical shape; by default K is twice the last dimension of `codes`. Layout "fragment" needs it.
-            group_sizes: int (E,), for "128x4-grouped".
+            group_sizes: int (E,), for "128x4-grouped". int32 is kept and not copied: who changes it changes the tensor,
+                and `grouped_gemm` writes into it what it stores here; let each result have its own.
             check_values: look for scales and a global scale that the format does not allow. Default: on the CPU only,
                 since a look at a GPU's values makes the host wait. Scales in padding are never looked at.
             align: bytes on whose multiples codes and scales lie, or they are copied. GPU kernels refuse less than 16,

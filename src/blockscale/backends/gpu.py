@@ -299,7 +299,7 @@ def signature(a: Any, b: Any, out: Any, alpha: Any, bias: Any, options: tuple[An
     if isinstance(alpha, Tensor):
         if alpha.requires_grad or alpha.layout is not torch.strided:
             return None
-        factor: Any = alpha.dtype, alpha.shape, alpha.device
+        factor: Any = alpha.dtype, alpha.shape, alpha.stride(), alpha.device
     else:
         factor = type(alpha)
     return b.kind, kinds, factor, torch.is_inference_mode_enabled(), options

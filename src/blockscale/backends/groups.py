@@ -163,13 +163,11 @@ def signature(
     a: Any, b: Any, out: Any, alpha: Any, bias: Any, tables: Tables, options: tuple[Any, ...]
 ) -> tuple[Any, ...] | None:
     """As `gpu.signature`, of a grouped product that is no list; None where every call has to be looked at anew."""
-    kinds = tuple(gpu.kind_of(table) for table in tables)
+    own = (x.group_sizes if isinstance(x, NVFP4Tensor) else None for x in (a, out))  # a's may be the table
+    kinds = tuple(gpu.kind_of(table) for table in (*tables, *own))
     if gpu.UNKNOWN in kinds:
         return None
-    groups = tuple(
-        len(x.group_sizes) if isinstance(x, NVFP4Tensor) and x.group_sizes is not None else None for x in (a, out)
-    )
-    return gpu.signature(a, b, out, alpha, bias, ("grouped", kinds, groups, *options))
+    return gpu.signature(a, b, out, alpha, bias, ("grouped", kinds, *options))
 
 
 def _left(product: Grouped, layout: str) -> NVFP4Tensor | Tensor:

@@ -84,10 +84,15 @@ def of(target: Target) -> Family:
 
 
 def serving(problem: Problem, target: Target) -> Family:
-    """The family of a target, or the part of it whose kernels do grouped products."""
+    """The family of a target, or the part of it whose kernels do grouped products, where `unsupported` passes."""
     if not isinstance(problem, GroupedProblem):
         return of(target)
-    return (_LISTED if problem.form == "list" else _GROUPED)[target.backend]
+    return _kernels_for(problem.form)[target.backend]
+
+
+def _kernels_for(form: str) -> Mapping[str, Family]:
+    """Of grouped products of that form, by backend."""
+    return _LISTED if form == "list" else _GROUPED
 
 
 def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16", groups: int | None = None) -> Problem:
@@ -108,8 +113,11 @@ def usual(m: int, n: int, k: int, target: Target, out_dtype: str = "bf16", group
 
 def supports(problem: Problem, target: Target, config: Config) -> Reason | None:
     """None if `target` can do `problem` by `config`; otherwise the first reason why not. Nothing else decides this."""
+    reason = unsupported(problem, target)
+    if reason is not None:
+        return reason
     family = serving(problem, target)
-    return unsupported(problem, target) or _foreign(config, family, target) or family.unfit(problem, target, config)
+    return _foreign(config, family, target) or family.unfit(problem, target, config)
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -117,6 +125,9 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
     for name in ("m", "n", "k", "batch"):
         if getattr(problem, name) > LARGEST_EXTENT:
             return Reason(name, f"{getattr(problem, name)}, at most {LARGEST_EXTENT}")
+    if isinstance(problem, GroupedProblem) and target.backend not in _kernels_for(problem.form):
+        number = f"{problem.groups} ({problem.form})"
+        return Reason("groups", f"{number}, expected none: {target.backend} multiplies such one after another")
     return serving(problem, target).unsupported(problem, target)
 
 

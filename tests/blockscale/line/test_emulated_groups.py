@@ -188,6 +188,26 @@ def test_results_in_nvfp4_are_ready_for_the_next_product(emulator, activation, n
     check(product(out, second, sizes), expected, second, sizes, alpha=alphas(4), bias=biases(4, N))
 
 
+@pytest.mark.parametrize("layout", ["128x4", long("linear")])
+def test_rows_beyond_a_mask_keep_what_they_hold_in_nvfp4(layout):
+    """Their scales too, which share atoms with those of rows that count; padding of weights is NaN."""
+    most, n, counts = 130, 40, (2, 0, 129)
+    a, b = (
+        bs.quantize(
+            3.0 * torch.randint(-2, 3, (3, rows, 64), generator=torch.Generator().manual_seed(rows)), global_scale=1.0
+        )
+        for rows in (most, n)
+    )
+    b.scales.view(torch.uint8)[b.scales.float() == 0] = POISON
+    old = bs.quantize(torch.randn(3, most, n), global_scale=0.25, nonfinite="saturate").with_layout(layout)
+    out = replace(old, codes=old.codes.clone(), scales=old.scales.clone())
+    with bs.emulated("sm_100a", sms=3) as gpu:
+        assert bs.grouped_gemm(a, b, masked_m=table(counts), alpha=1e-2, out=out) is out
+        assert gpu.findings == []
+    expected = bs.grouped_gemm(a, b, masked_m=table(counts), alpha=1e-2, out=old)  # the CPU's; sums are exact
+    assert same_tensor(out, expected)
+
+
 def test_a_known_call_is_one_launch_and_nothing_else(emulator, monkeypatch):
     """No plan, no conversion, no copy; and values of a table that the host can see are looked at every time."""
     a, b = sorted_rows(SIZES, K), weights(len(SIZES), N, K)
@@ -216,6 +236,21 @@ def test_a_known_call_is_one_launch_and_nothing_else(emulator, monkeypatch):
     with pytest.raises(ValueError, match="but a's layout '128x4-grouped' was made with"):
         bs.grouped_gemm(moved, b, out=out, out_dtype=torch.float32, config=CONFIG, **given)
     assert len(emulator.reports) == 3
+
+
+def test_a_known_call_looks_at_strides(emulator):
+    """Once one of dense memory is known: columns and expanded numbers as alphas, columns as the sizes of rows."""
+    a, b = sorted_rows(SIZES, K), weights(len(SIZES), N, K)
+    given = {"group_offsets": table(SIZES).cumsum(0, dtype=torch.int32), "alpha": alphas(5)}
+    expected = product(a, b, SIZES, **given)
+    beside = torch.full((5,), 1e3)
+    assert same_bits(product(a, b, SIZES, **given | {"alpha": torch.stack((alphas(5), beside), 1)[:, 0]}), expected)
+    shared = product(a, b, SIZES, **given | {"alpha": torch.tensor(1e-3).expand(5)})
+    assert same_bits(product(a, b, SIZES, **given | {"alpha": torch.full((5,), 1e-3)}), shared)
+    assert same_bits(product(a, b, SIZES, alpha=given["alpha"]), expected)
+    column = torch.stack((table(SIZES), torch.full((5,), 151, dtype=torch.int32)), 1)[:, 0]
+    assert same_bits(product(replace(a, group_sizes=column), b, SIZES, alpha=given["alpha"]), expected)
+    assert len(emulator.reports) == 6
 
 
 @pytest.mark.parametrize(

@@ -89,19 +89,22 @@ class GroupEpilogue(Epilogue):
             target = GroupSwapped(output, first, row, output.address(Int32(0), first, row))
             biases = [bias and bias.column(row) for bias in biases]
         elif self.out_dtype == "nvfp4":
-            target = self._quantised(way, place, block, row, column)
+            target = self._quantised(way, c.groups, place, block, row, column)
         else:
             row = place.first + row
             target = Direct(output, row, column, output.address(Int32(0), row, column), wide, narrow)
         return GroupTile(way, target, column, biases[0], biases[-1])
 
-    def _quantised(self, way: Way, place: Any, block: Int32, row: Int32, column: Int32) -> Quantised:
+    def _quantised(self, way: Way, groups: Any, place: Any, block: Int32, row: Int32, column: Int32) -> Quantised:
+        """Rows beyond a mask keep their scales: beside rows that count, only padding of their atom is made zero."""
         output = way.output
         codes = output.address(Int32(0), place.first + row, column // 2)
         in_atom = row % 32 * 16 + row % ATOM_ROWS // 32 * 4
         atoms = Int64(place.atom + block) * cute.ceil_div(output.n, STEP_K)
         scales = way.scales.toint() + atoms * ATOM_BYTES + in_atom
         some = block * ATOM_ROWS < place.rows
+        if groups.order.masked:
+            some = some & ((row < place.rows) | (row >= groups.m))
         return Quantised(codes, scales, row < place.rows, some, column, output.n, way.unit, way.wide)
 
 

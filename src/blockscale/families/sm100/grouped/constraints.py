@@ -7,6 +7,7 @@ from typing import Any
 
 from blockscale.config import Config, Reason
 from blockscale.families.sm100.constraints import HINTS, MOST_CTAS, MOST_TILES
+from blockscale.formats.layouts import grouped_rows, round_up
 from blockscale.kernels.parts.geometry import ATOM_ROWS, CTA_ROWS, ROWS, TMEM_COLUMNS
 from blockscale.kernels.parts.group_geometry import MOST_GROUPS, WIDTHS, GroupGeometry
 from blockscale.kernels.parts.group_order import GRANULE, ORDERS
@@ -48,12 +49,22 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
         return Reason("a", f"{problem.a}: the {target.backend} kernels multiply NVFP4 by NVFP4 alone; quantise a")
     if problem.groups > MOST_GROUPS:
         return Reason("b", f"{problem.groups} groups, at most {MOST_GROUPS} in a launch")
-    if problem.form == "masked" and problem.m * problem.groups > LARGEST_EXTENT:
-        return Reason("a", f"{problem.groups} x {problem.m} rows, at most {LARGEST_EXTENT}")
+    rows = scale_rows(problem)
+    if rows > LARGEST_EXTENT:
+        return Reason(
+            "a", f"{problem.groups} groups, {problem.m} rows: {rows} rows of scales, at most {LARGEST_EXTENT}"
+        )
     if problem.activation in GATED and problem.columns % ATOM_ROWS:
         columns = f"{problem.columns} columns, expected a multiple of {ATOM_ROWS}: both halves of b begin with an atom"
         return Reason("b", f"{columns} of scales, beside {problem.activation!r}")
     return None
+
+
+def scale_rows(problem: GroupedProblem) -> int:
+    """Rows of the scales of `a`, whatever the sizes of groups; of a list those of its largest product."""
+    if problem.form == "contiguous":
+        return grouped_rows(problem.m, problem.groups)
+    return round_up(problem.m, ATOM_ROWS) * (problem.groups if problem.form == "masked" else 1)
 
 
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:

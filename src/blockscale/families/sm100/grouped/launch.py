@@ -10,10 +10,10 @@ from typing import Any
 
 from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
-from blockscale.families.sm100.grouped.constraints import CODE_FIELDS, most_ctas
+from blockscale.families.sm100.grouped.constraints import CODE_FIELDS, most_ctas, scale_rows
 from blockscale.families.sm100.launch import ACTIVATION, premature, tensors
 from blockscale.families.sm100.launch import ENTRY as SINGLE
-from blockscale.formats.layouts import ATOMS, GROUPED, ROW_ALIGN, blocks, grouped_rows, round_up
+from blockscale.formats.layouts import ATOMS, GROUPED, ROW_ALIGN, blocks, round_up
 from blockscale.problem import NVFP4, OUT_BYTES, GroupedProblem, Problem, Target
 
 __all__ = ["ACTIVATION", "ENTRY", "KERNEL", "LAYOUTS", "kernel", "premature", "sizes", "tensors", "values"]
@@ -53,9 +53,8 @@ def sizes(problem: Problem, ld_out: int) -> dict[str, int]:
     """Bytes behind each pointer that a kernel may touch."""
     assert isinstance(problem, GroupedProblem)
     depth, across = blocks(problem.k), blocks(problem.columns)
-    masked = problem.form == "masked"
-    rows = problem.m * (problem.groups if masked else 1)
-    padded = problem.groups * round_up(problem.m, ROW_ALIGN) if masked else grouped_rows(problem.m, problem.groups)
+    rows = problem.m * (problem.groups if problem.form == "masked" else 1)
+    padded = scale_rows(problem)
     quantised = problem.out_dtype == NVFP4
     return {
         "a": rows * 8 * depth,

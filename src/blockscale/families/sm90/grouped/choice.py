@@ -8,8 +8,7 @@ from blockscale.families.sm90.constraints import MOST_TOKEN_TILES, TOKENS
 from blockscale.formats.fragment import ROWS
 from blockscale.problem import GATED, GroupedProblem, Problem, Target
 
-TILES = 4  # of 16 rows of a weight, in a CTA
-K_WARPS, LONG_K_WARPS = 4, 8
+CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CTA; the second for long k
 STAGES = 2
 MOST_ROWS = 64  # of a group, on average, that the kernel is asked for: it reads a weight for every 16 of them
 
@@ -46,10 +45,10 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     mean = problem.m if problem.form == "masked" else -(-problem.m // problem.groups)
     tokens = next((rows for rows in TOKENS[False] if rows >= mean), TOKENS[False][-1])
     reasons = [f"tiles of {tokens} rows of activations: the fewest that hold {mean}, or the most there are (derived)"]
-    for k_warps in (K_WARPS, LONG_K_WARPS):
+    for k_warps, tiles in CUTS:
         chunk = 128 * k_warps * STAGES
         rings = {"stages": STAGES, "k_warps": k_warps, "chunk": chunk, "buffers": 4 if tokens <= 4 else 2}
-        config = Config((tokens, ROWS * TILES), pdl=True, **rings)  # type: ignore[arg-type] # integers
+        config = Config((tokens, ROWS * tiles), pdl=True, **rings)  # type: ignore[arg-type] # integers
         refused = unfit(problem, target, config)
         if refused is None:
             reasons.append(f"{k_warps} warps along k: enough for the contract at k = {problem.k} (derived)")
