@@ -73,6 +73,15 @@ def test_methods_that_compare_errors(method):
     check(normal, method=method)
 
 
+def test_finite_numbers_beyond_what_the_global_scale_holds_keep_their_errors():
+    """Outside the range of the quotients without division: infinities alone become 2688 g, NaN 0, before errors are
+    compared."""
+    x = torch.rand(4, 160, generator=torch.Generator().manual_seed(11)) * 2688 * 2.0**-60
+    x[:, ::16] = 10000 * 2.0**-60
+    x[2, 1], x[2, 17], x[3, 33] = float("nan"), float("inf"), -float("inf")
+    check(x, method="mse", global_scale=2.0**-60, nonfinite="saturate")
+
+
 SHAPES = [
     ((3, 5, 33), torch.float16, "linear"),
     ((1, 16), torch.bfloat16, "128x4"),
