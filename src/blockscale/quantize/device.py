@@ -7,6 +7,7 @@ device, so that a call can be captured in a CUDA graph.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -43,6 +44,11 @@ class Variant:
     before: str | None
     weight: str | None
     vectors: bool
+
+    def __str__(self) -> str:
+        named = {"dynamic": self.dynamic, "vectors": self.vectors}
+        parts = [self.stage, self.dtype, self.method, self.layout, self.before, self.weight]
+        return "quantize " + ", ".join([part for part in parts if part] + [name for name, on in named.items() if on])
 
     @functools.cached_property
     def entry(self) -> Entry:
@@ -227,6 +233,18 @@ def _function(launcher: Launcher, variant: Variant) -> Function:
     return _functions[known]
 
 
+def variants(dtype: str, method: str, before: str | None) -> list[Variant]:
+    """The kernels of `quantize` for an `x` of `dtype` in every layout, with any global scale and alignment; `before`:
+    None, "swiglu", or "rms_norm" with a weight of the same dtype or fp32."""
+    weights = dict.fromkeys((dtype, "fp32")) if before == "rms_norm" else (None,)
+    found = []
+    for weight, vectors in itertools.product(weights, (True, False)):
+        found.append(Variant("amax", dtype, "rtn", LINEAR, False, before, weight, vectors))
+        for layout, dynamic in itertools.product((LINEAR, ATOMS, GROUPED), (True, False)):
+            found.append(Variant("codes", dtype, method, layout, dynamic, before, weight, vectors))
+    return found
+
+
 def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:
     """The compiled kernel, from a store, or put there: for a machine without the compiler.
 
@@ -251,4 +269,4 @@ def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
     from blockscale.kernels.quantise import Quantise
 
     kernel = Quantise(**asdict(variant))  # type: ignore[no-untyped-call]
-    return compile_entry(kernel, variant.entry, target.arch, f"quantise, {variant}")
+    return compile_entry(kernel, variant.entry, target.arch, str(variant))

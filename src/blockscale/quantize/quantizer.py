@@ -86,7 +86,7 @@ def quantize(
     with threads.exact_arithmetic():
         launcher = device.launcher_for(x.device)
         if launcher is not None:
-            of_kernel = {"method": method, "groups": groups, "activation": activation}
+            of_kernel: dict[str, Any] = {"method": method, "groups": groups, "activation": activation}
             of_kernel |= {"norm_weight": norm_weight, "eps": eps}
             return _by_kernel(launcher, x.detach(), global_scale, layout, nonfinite, of_kernel)
         x = before.apply(x.detach(), activation, norm_weight, eps)

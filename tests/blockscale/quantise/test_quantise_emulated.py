@@ -97,8 +97,8 @@ def test_shapes_and_batches(shape, dtype, layout):
 
 
 def test_strides():
-    x = torch.randn(3, 20, 400, generator=torch.Generator().manual_seed(6)).bfloat16()
-    for view in (x[:, :, 8:208], x[:, :, 1:201], x.mT, x[:, 4:9].transpose(0, 1), x[:1].expand(3, -1, -1), x[:, ::7]):
+    x = torch.randn(3, 9, 144, generator=torch.Generator().manual_seed(6)).bfloat16()
+    for view in (x[:, :, 8:72], x[:, :, 1:65], x[:1].mT, x[:, 4:6].transpose(0, 1), x[:1].expand(2, -1, -1), x[:, ::7]):
         check(view, global_scale=0.01)
 
 
