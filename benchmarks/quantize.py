@@ -47,8 +47,8 @@ def ways(k: int) -> dict[str, tuple[torch.dtype, dict[str, Any], float]]:
         for layout in ("128x4", "linear")
         for unit in (given, {})
     }
-    found["bf16, silu_and_mul, given"] = torch.bfloat16, {"activation": "silu_and_mul", **given}, 2.0
-    found["bf16, rms_norm, given"] = torch.bfloat16, {"norm": norm, **given}, 1.0
+    found["bf16, swiglu, given"] = torch.bfloat16, {"activation": "swiglu", **given}, 2.0
+    found["bf16, rms_norm, given"] = torch.bfloat16, {"norm_weight": norm, **given}, 1.0
     return found
 
 

@@ -65,7 +65,7 @@ def compile_entry(kernel: Any, entry: Entry, arch: str, what: str, problem: Prob
 
 def check_compiler() -> None:
     """Raises CompilerMissing unless CuTe DSL and TVM-FFI are installed, the former in exactly the version needed."""
-    how = f"{INSTALL}, or bring a store that `blockscale compile` filled elsewhere"
+    how = f"{INSTALL}, or bring a store that `blockscale compile` (--shapes, --quantize) filled elsewhere"
     try:
         found = importlib.metadata.version("nvidia-cutlass-dsl")
     except importlib.metadata.PackageNotFoundError:

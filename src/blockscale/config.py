@@ -18,10 +18,10 @@ class Config:
         accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
         cluster: CTAs of a cluster along m and n, which fetch operands for one another; None for the fewest.
         fallback_cluster: a smaller shape that a launch may use where `cluster` does not fit; None for none.
-        schedule: "static" (each CTA takes every so-manieth tile) or "clc" (it asks the hardware for its next one).
+        schedule: "static" (of n CTAs each takes every n-th tile) or "clc" (it asks the hardware for its next one).
         raster: the dimension along which consecutive tiles lie, "m" or "n".
         group: width of the bands, in tiles across `raster`, that tiles are walked in; 1 for line after line.
-        ownership: with the static schedule, whose a tile is: "turns" (each CTA takes every so-manieth of this order) or
+        ownership: with the static schedule, whose a tile is: "turns" (of n CTAs each takes every n-th of this order) or
             "lines" (clusters keep to lines along `raster`, and so to rows of an operand).
         swap: the kernel multiplies b by a^T and stores the result transposed: its rows are the columns of the result.
         pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).

@@ -43,7 +43,7 @@ def _(call: SimpleNamespace) -> tuple[Tensor, Tensor, Tensor]:
         group_sizes=call.group_sizes,
         nonfinite=call.nonfinite,
         activation=call.activation,
-        norm=call.norm,
+        norm_weight=call.norm_weight,
         eps=call.eps,
     )
     return q.codes, q.scales.view(torch.uint8), q.global_scale

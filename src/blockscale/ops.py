@@ -31,7 +31,8 @@ _OUT = "Tensor(a!) out"
 
 SCHEMAS = {
     "quantize": "(Tensor x, str method, Tensor? global_scale, float? multiplier, str layout, Tensor? group_sizes, "
-    "str nonfinite, str? activation, Tensor? norm, float eps) -> (Tensor codes, Tensor scales, Tensor global_scale)",
+    "str nonfinite, str? activation, Tensor? norm_weight, float eps) "
+    "-> (Tensor codes, Tensor scales, Tensor global_scale)",
     "fake_quantize": "(Tensor x, Tensor? global_scale) -> Tensor",
     "dequantize": f"({_OPERAND.format('t')}, SymInt k, ScalarType dtype) -> Tensor",
     "gemm": f"({_PAIR}, {_EPILOGUE}, {_HOW}) -> Tensor",

@@ -14,7 +14,8 @@ OPERANDS_A = ("nvfp4", "fp16", "bf16", "fp32")
 OPERANDS_B = ("nvfp4",)
 BIASES = (None, *OUT_BYTES)
 ACTIVATIONS = (None, "relu", "gelu", "silu")
-GATED = {"swiglu": "silu", "geglu": "gelu"}  # activations that multiply by a gate, and what the gate goes through
+SWIGLU = "swiglu"
+GATED = {SWIGLU: "silu", "geglu": "gelu"}  # activations that multiply by a gate, and what the gate goes through
 FORMS = ("contiguous", "masked", "list")
 
 

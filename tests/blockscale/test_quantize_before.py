@@ -12,14 +12,14 @@ def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_silu_and_mul_is_near_the_exact_one():
+def test_swiglu_is_near_the_exact_one():
     """Five roundings and the exponential's 1.5 x 2^-24; gates as far as it goes."""
     gate = torch.cat((random(1 << 14) * 8, torch.linspace(-87.9, 90, 1 << 14), torch.tensor([0.0, -0.0, 1e30, 1e-40])))
     up = random(len(gate), seed=1)
-    found = before.silu_and_mul(torch.cat((gate, up)))
+    found = before.swiglu(torch.cat((gate, up)))
     exact = torch.nn.functional.silu(gate.double()) * up.double()
     assert bool(((found - exact).abs() <= 5 * 2.0**-24 * exact.abs() + 2.0**-149).all())
-    far = before.silu_and_mul(torch.tensor([-1000.0, 1.0]))
+    far = before.swiglu(torch.tensor([-1000.0, 1.0]))
     assert abs(float(far)) <= 1e-35
 
 
@@ -58,8 +58,8 @@ def test_a_rows_norm_depends_on_nothing_else():
 def test_quantize_takes_what_comes_out(dtype):
     x, weight = random(6, 160).to(dtype), random(160, seed=1).to(dtype)
     for options, values in (
-        ({"activation": "silu_and_mul"}, before.silu_and_mul(x)),
-        ({"norm": weight, "eps": 1e-5}, before.rms_norm(x, weight, 1e-5)),
+        ({"activation": "swiglu"}, before.swiglu(x)),
+        ({"norm_weight": weight, "eps": 1e-5}, before.rms_norm(x, weight, 1e-5)),
     ):
         found, expected = bs.quantize(x, **options), bs.quantize(values)
         assert found.shape == expected.shape
@@ -71,23 +71,24 @@ def test_quantize_takes_what_comes_out(dtype):
 def test_under_a_tracer():
     """The operator says the shapes that it returns, and returns what the function does."""
     x = random(6, 160)
-    arguments = "rtn", None, None, "128x4", None, "error", "silu_and_mul", None, 1e-6
+    arguments = "rtn", None, None, "128x4", None, "error", "swiglu", None, 1e-6
     torch.library.opcheck(torch.ops.blockscale.quantize, (x, *arguments))
     codes, _, _ = torch.ops.blockscale.quantize(x, *arguments)
-    assert torch.equal(codes, bs.quantize(x, activation="silu_and_mul").codes)
+    assert torch.equal(codes, bs.quantize(x, activation="swiglu").codes)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"activation": "gelu"}, ValueError, "activation: 'gelu', expected None or 'silu_and_mul'"),
-        ({"activation": "silu_and_mul", "norm": torch.ones(33)}, ValueError, "norm: given, but it does not go"),
-        ({"activation": "silu_and_mul"}, ValueError, "x: last dimension 33, expected 2 K"),
-        ({"norm": torch.ones(32)}, ValueError, r"norm: shape \(32,\) on cpu, expected \(33,\)"),
-        ({"norm": torch.ones(33, dtype=torch.int32)}, TypeError, "norm: dtype torch.int32"),
-        ({"norm": 1.0}, TypeError, "norm: float, expected a tensor"),
-        ({"norm": torch.ones(33), "eps": -1.0}, ValueError, "eps: -1.0, expected 0 to 1"),
-        ({"norm": torch.ones(33), "eps": "x"}, TypeError, "eps: str, expected a float"),
+        ({"activation": "gelu"}, ValueError, "activation: 'gelu', expected None or 'swiglu'"),
+        ({"activation": "geglu"}, ValueError, "activation: 'geglu', expected None or 'swiglu'"),
+        ({"activation": "swiglu", "norm_weight": torch.ones(33)}, ValueError, "norm_weight: given, but it does not go"),
+        ({"activation": "swiglu"}, ValueError, "x: last dimension 33, expected 2 K"),
+        ({"norm_weight": torch.ones(32)}, ValueError, r"norm_weight: shape \(32,\) on cpu, expected \(33,\)"),
+        ({"norm_weight": torch.ones(33, dtype=torch.int32)}, TypeError, "norm_weight: dtype torch.int32"),
+        ({"norm_weight": 1.0}, TypeError, "norm_weight: float, expected a tensor"),
+        ({"norm_weight": torch.ones(33), "eps": -1.0}, ValueError, "eps: -1.0, expected 0 to 1"),
+        ({"norm_weight": torch.ones(33), "eps": "x"}, TypeError, "eps: str, expected a float"),
     ],
 )
 def test_refusals(options, error, message):

@@ -1,12 +1,11 @@
 """Faults that users of other NVFP4 libraries met, on the CPU and by the emulated B200 kernel: stale padding, layouts
 that are confused, groups that leak into one another, epilogues that scale too late."""
 
-import contextvars
 import math
 
 import pytest
 import torch
-from operands import bits, every_code_and_scale, same_bits
+from operands import bits, every_code_and_scale, quantize_on_cpu, same_bits
 
 import blockscale as bs
 from blockscale import reference
@@ -23,11 +22,6 @@ def device(request):
         pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
         with bs.emulated("sm_100a", sms=8):
             yield reference.tensor_core_tolerance
-
-
-def quantize(*values, **options):
-    """By the CPU, around an emulator too, which would take its time."""
-    return contextvars.Context().run(bs.quantize, *values, **options)
 
 
 def check(y, a, b, c, **options):
@@ -58,14 +52,14 @@ def test_padding_is_written_though_memory_was_used_before(m, k):
     """Blocks of the sizes that follow are filled and freed first."""
     junk = [torch.full((round_up(m, 128), round_up(-(-k // 16), 4)), 0x7F, dtype=torch.uint8) for _ in range(8)]
     del junk
-    t = quantize(torch.randn(m, k))
+    t = quantize_on_cpu(torch.randn(m, k))
     exists = layouts.swizzle(torch.ones(m, -(-k // 16), dtype=torch.uint8)).bool()
     assert not t.scales.view(torch.uint8)[~exists].any()
 
 
 @pytest.mark.parametrize("k", [592, 3696])
 def test_a_number_of_blocks_that_is_no_multiple_of_four(device, k):
-    a, b = quantize(torch.randn(17, k)), quantize(torch.randn(24, k))
+    a, b = quantize_on_cpu(torch.randn(17, k)), quantize_on_cpu(torch.randn(24, k))
     check(bs.gemm(a, b, out_dtype=torch.float32), a, b, device)
 
 
@@ -83,9 +77,9 @@ def test_sizes_of_swizzled_scales(shape, padded):
 @pytest.mark.parametrize("inner", [96, 160])
 def test_gate_and_up_are_split_where_they_end(device, inner):
     """Not at half of the padded size."""
-    x = quantize(torch.randn(3, 64))
+    x = quantize_on_cpu(torch.randn(3, 64))
     gate, up = torch.ones(inner, 64), torch.full((inner, 64), 2.0)
-    y = bs.gemm(x, quantize(torch.cat((up, gate))), out_dtype=torch.float32)
+    y = bs.gemm(x, quantize_on_cpu(torch.cat((up, gate))), out_dtype=torch.float32)
     torch.testing.assert_close(y[:, :inner], 2 * y[:, inner:], rtol=1e-5, atol=1e-6)
 
 
@@ -115,7 +109,7 @@ def test_rows_beyond_a_mask_change_nothing(value):
     wild = rows.clone()
     wild[:, 1:] = value
     for e in range(8):
-        assert same_bits(quantize(wild[e, :1]).codes, quantize(rows[e, :1]).codes)
+        assert same_bits(quantize_on_cpu(wild[e, :1]).codes, quantize_on_cpu(rows[e, :1]).codes)
 
 
 def test_a_default_device_changes_nothing():
@@ -136,12 +130,12 @@ GROUPS, N, K = 5, 24, 64
 
 
 def experts(seed=7):
-    return quantize(torch.randn(GROUPS, N, K, generator=torch.Generator().manual_seed(seed)))
+    return quantize_on_cpu(torch.randn(GROUPS, N, K, generator=torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("counts", [(2, 3, 0, 0, 1), (0, 0, 0, 0, 5), (0, 0, 0, 0, 0)])
 def test_masked_groups_of_any_size_in_turn(device, counts):
-    a, b = quantize(torch.randn(GROUPS, 6, K)), experts()
+    a, b = quantize_on_cpu(torch.randn(GROUPS, 6, K)), experts()
     out = torch.full((GROUPS, 6, N), 7.0, dtype=torch.bfloat16)
     bs.grouped_gemm(a, b, masked_m=torch.tensor(counts, dtype=torch.int32), out=out)
     for e, count in enumerate(counts):
@@ -151,7 +145,7 @@ def test_masked_groups_of_any_size_in_turn(device, counts):
 
 
 def test_one_experts_scale_changes_no_other_expert(device):
-    a, b = quantize(torch.randn(GROUPS, 4, K)), experts()
+    a, b = quantize_on_cpu(torch.randn(GROUPS, 4, K)), experts()
     mask = torch.full((GROUPS,), 4, dtype=torch.int32)
     before = bs.grouped_gemm(a, b, masked_m=mask)
     for byte in (0x38, 0x40):
@@ -168,7 +162,7 @@ def test_one_experts_scale_changes_no_other_expert(device):
 )
 def test_groups_start_where_their_sizes_say(device, sizes):
     """Empty ones too; no two splits of the same total are confused."""
-    a, b = quantize(torch.randn(sum(sizes), K), global_scale=0.01), experts()
+    a, b = quantize_on_cpu(torch.randn(sum(sizes), K), global_scale=0.01), experts()
     y = bs.grouped_gemm(a, b, group_sizes=torch.tensor(sizes, dtype=torch.int32), out_dtype=torch.float32)
     assert y.shape == (sum(sizes), N)
     start = 0
@@ -192,7 +186,7 @@ def test_alpha_comes_before_the_cast(device, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_bias_is_not_scaled(device, dtype):
-    a, b = quantize(torch.randn(9, 80)), quantize(torch.randn(24, 80))
+    a, b = quantize_on_cpu(torch.randn(9, 80)), quantize_on_cpu(torch.randn(24, 80))
     bias = torch.full((24,), 100.0)
     y = bs.gemm(a, b, alpha=0.01, bias=bias, out_dtype=dtype)
     check(y, a, b, device, alpha=0.01, bias=bias)

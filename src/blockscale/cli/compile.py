@@ -1,4 +1,4 @@
-"""`blockscale compile --gpu b200 --shapes FILE`: fill a store with kernels, for here or for another machine."""
+"""`blockscale compile --gpu b200 --shapes FILE --quantize bf16`: fill a store, for here or for another machine."""
 
 import re
 import time
@@ -11,16 +11,19 @@ from rich.text import Text
 
 from blockscale import families, heuristics, plan
 from blockscale.cli.terminal import AsJson, output, plain_table, print_json, progress, refusals
-from blockscale.problem import Problem, Target, target_named
-from blockscale.store import Store, default_store, key_of, origin
+from blockscale.problem import NVFP4, Problem, Target, target_named
+from blockscale.quantize import device
+from blockscale.store import Artefact, Store, default_store, key_of, origin
 
 Dtype = Literal["bf16", "fp16", "fp32"]
+Method = Literal["rtn", "four_over_six", "mse"]
+Before = Literal["swiglu", "rms_norm"]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One artefact, and the shapes that take it; `seconds` to compile it, 0 if the store had it; `linked`: whether it
-    runs where the compiler is not installed."""
+    """One artefact, and the shapes that take it, none for the quantiser's; `seconds` to compile it, 0 if the store had
+    it; `linked`: whether it runs where the compiler is not installed."""
 
     key: str
     config: str
@@ -33,13 +36,19 @@ class Kernel:
 
 def compile_shapes(
     gpu: Annotated[str, typer.Option(help="The GPU to compile for, such as b200.")],
-    shapes: Annotated[Path, typer.Option(help="A file with M N K on every line; # begins a comment.")],
+    shapes: Annotated[
+        Path | None, typer.Option(help="For products: a file with M N K on every line; # begins a comment.")
+    ] = None,
     sms: Annotated[int | None, typer.Option(help="Multiprocessors of the GPU, if only a part of it is used.")] = None,
     out_dtype: Annotated[Dtype, typer.Option(help="Dtype of the results.")] = "bf16",
+    quantize: Annotated[Dtype | None, typer.Option(help="The kernels of `quantize` too, for x of this dtype.")] = None,
+    method: Annotated[Method, typer.Option(help="Of --quantize.")] = "rtn",
+    before: Annotated[Before | None, typer.Option(help="What x goes through before --quantize.")] = None,
     store: Annotated[Path | None, typer.Option(help="The directory to fill; the user's store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the kernels that products of these shapes take, invariant ones included. No GPU is needed.
+    """Compile the kernels that products of these shapes take, invariant ones included, or that `quantize` does, for
+    every layout. No GPU is needed.
 
     Sent to a machine with the GPU, the store serves it without the compiler: name it there in BLOCKSCALE_CACHE.
     """
@@ -50,9 +59,12 @@ def compile_shapes(
             if not 1 <= sms <= target.sms:
                 raise ValueError(f"--sms: {sms}, expected 1 to {target.sms}")
             target = replace(target, sms=sms)
-        problems = read(shapes, out_dtype, target)
+        if shapes is None and quantize is None:
+            raise ValueError("--shapes, --quantize: neither given, expected one of them or both")
+        problems = [] if shapes is None else read(shapes, out_dtype, target)
+        variants = [] if quantize is None else device.variants(quantize, method, before)
         kept.check_writable()
-        kernels = compile_all(problems, target, kept)
+        kernels = compile_all(problems, target, kept) + compile_quantiser(variants, target, kept)
     if as_json:
         print_json({"gpu": target.name, "store": str(kept.root), "kernels": [asdict(kernel) for kernel in kernels]})
     else:
@@ -100,13 +112,31 @@ def compile_all(problems: list[Problem], target: Target, kept: Store) -> list[Ke
             was_there = kept.get(key_of(origin(target, config, group[0]))) is not None
             start = time.perf_counter()
             artefact = plan.artefact(group[0], target, config, kept)
-            seconds = 0.0 if was_there else time.perf_counter() - start
-            size = sum(path.stat().st_size for path in artefact.parts.values())
             shapes = list(dict.fromkeys((problem.m, problem.n, problem.k) for problem in group))
-            linked, dtype = "library" in artefact.parts, group[0].out_dtype
-            kernels.append(Kernel(artefact.key, str(config), dtype, shapes, size, round(seconds, 2), linked))
+            kernels.append(_kernel(artefact, str(config), group[0].out_dtype, shapes, was_there, start))
             advance()
     return kernels
+
+
+def compile_quantiser(variants: list[device.Variant], target: Target, kept: Store) -> list[Kernel]:
+    kernels = []
+    with progress(f"compiling for {target.arch}", len(variants)) as advance:
+        for variant in variants:
+            was_there = kept.get(key_of(device.origin(target, variant))) is not None
+            start = time.perf_counter()
+            artefact = device.artefact(target, variant, kept)
+            kernels.append(_kernel(artefact, str(variant), NVFP4, [], was_there, start))
+            advance()
+    return kernels
+
+
+def _kernel(
+    artefact: Artefact, config: str, out_dtype: str, shapes: list[tuple[int, int, int]], was_there: bool, start: float
+) -> Kernel:
+    """`start`: of asking for it, of `time.perf_counter`."""
+    seconds = 0.0 if was_there else time.perf_counter() - start
+    size = sum(path.stat().st_size for path in artefact.parts.values())
+    return Kernel(artefact.key, config, out_dtype, shapes, size, round(seconds, 2), "library" in artefact.parts)
 
 
 def show(kernels: list[Kernel], target: Target, kept: Store) -> None:

@@ -6,9 +6,9 @@ Two kernels, the first only where the global scale is the tensor's own:
     amax    x      the largest finite magnitude of all, as an integer: a maximum has no order
     codes   x      codes, scales and the padding of both; the global scale, if it was dynamic
 
-A CTA of 8 warps takes 8 rows, 512 k at a time, every so-manieth 512 of them (`splits`). A thread has a block of 16, and
-asks for its next one before it works on the one it has. Four lanes share a word of four scales, and words come in the
-order in which they lie in memory, so that a warp's are one sector of 32 bytes:
+A CTA of 8 warps takes 8 rows, 512 k at a time; of n CTAs that share rows (`splits`) each takes every n-th 512. A thread
+has a block of 16, and asks for its next one before it works on the one it has. Four lanes share a word of four scales,
+and words come in the order in which they lie in memory, so that a warp's are one sector of 32 bytes:
 
     layout         a warp's blocks
     linear         32 of one row
@@ -66,7 +66,7 @@ class Quantise:
         stage: "amax" or "codes". dtype: of x, "fp16", "bf16" or "fp32".
         method: "rtn", "four_over_six" or "mse". layout: "linear", "128x4" or "128x4-grouped".
         dynamic: the global scale comes from the first stage's result.
-        before: None, "silu_and_mul" or "rms_norm". weight: the dtype of the norm's weight.
+        before: None, "swiglu" or "rms_norm". weight: the dtype of the norm's weight.
         vectors: see `Loader`.
     """
 
@@ -239,15 +239,15 @@ class Quantise:
 
     def registers(self):
         """For a block: of x, and of up or of the norm's weight."""
-        other = 0 if self.before is None else (self.x if self.before == "silu_and_mul" else self.norm).words
+        other = 0 if self.before is None else (self.x if self.before == "swiglu" else self.norm).words
         return cute.make_rmem_tensor(self.x.words + other, Int32)
 
     def load(self, registers, row, weight, block, k, there):
         start = block * BLOCK
         self.x.load(registers, row, start, k, there)
         if self.before is not None:
-            more = cute.make_rmem_tensor(self.x.words if self.before == "silu_and_mul" else self.norm.words, Int32)
-            if self.before == "silu_and_mul":
+            more = cute.make_rmem_tensor(self.x.words if self.before == "swiglu" else self.norm.words, Int32)
+            if self.before == "swiglu":
                 self.x.load(more, row + Int64(k) * self.x.bytes, start, k, there)
             else:
                 self.norm.load(more, weight.toint(), start, k, there)
@@ -260,8 +260,8 @@ class Quantise:
         if self.before is None:
             return self.x.block(own)
         values = self.x.values(own)
-        if self.before == "silu_and_mul":
-            values = [gate.silu_and_mul(g, up) for g, up in zip(values, self.x.values(more), strict=True)]
+        if self.before == "swiglu":
+            values = [gate.swiglu(g, up) for g, up in zip(values, self.x.values(more), strict=True)]
         else:
             scaled = [ieee.multiply(value, factor) for value in values]
             values = [ieee.multiply(a, b) for a, b in zip(scaled, self.norm.values(more), strict=True)]

@@ -133,7 +133,7 @@ def emulated(
     sms: int | None = None,
 ) -> Emulation:
     """Inside `with emulated(...) as gpu`, products and `quantize` of CPU tensors run the kernels of `arch` on the
-    software GPU.
+    software GPU. What is only prepared is better quantised before the block: a launch takes seconds, and is reported.
 
     It shows whether a kernel is right, and nothing about its speed. Always needs CuTe DSL, in the version that compiles
     the kernels, TVM-FFI, and a C compiler the first time. It is in effect for this thread: one started inside uses the

@@ -8,20 +8,20 @@ from torch import Tensor
 
 from blockscale.formats.layouts import BLOCK, round_up
 from blockscale.kernels.parts.exponential import INTEGERS, LEAST, LN2_HIGH, LN2_LOW, LOG2_E, MOST, POLYNOMIAL
+from blockscale.problem import SWIGLU
 
-SILU_AND_MUL = "silu_and_mul"
 _LANES = 32
 _INTEGERS_BITS = 0x4B400000
 
 
-def apply(x: Tensor, activation: str | None, norm: Tensor | None, eps: float) -> Tensor:
+def apply(x: Tensor, activation: str | None, norm_weight: Tensor | None, eps: float) -> Tensor:
     """`x`, or what becomes of it before it is quantised."""
-    if activation == SILU_AND_MUL:
-        return silu_and_mul(x)
-    return x if norm is None else rms_norm(x, norm, eps)
+    if activation == SWIGLU:
+        return swiglu(x)
+    return x if norm_weight is None else rms_norm(x, norm_weight, eps)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
+def swiglu(x: Tensor) -> Tensor:
     """fp32 (..., K) of (..., 2 K): gate / (1 + e^-gate) x up, gates in the first half; e^ as `exponential` has it."""
     gate, up = x.float().chunk(2, dim=-1)
     return (gate / (_exp(-gate) + 1.0)).mul_(up)

@@ -7,6 +7,7 @@ device, so that a call can be captured in a CUDA graph.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,12 +22,12 @@ from blockscale.formats import layouts
 from blockscale.formats.layouts import ATOMS, GROUPED, K_ALIGN, LINEAR, ROW_ALIGN, round_up
 from blockscale.launch import cuda, emulated
 from blockscale.plan import Function, Launcher
-from blockscale.problem import TARGETS, Target, target_of_capability
-from blockscale.quantize.before import SILU_AND_MUL
+from blockscale.problem import SWIGLU, Target, compiled_for, target_of_capability
 from blockscale.quantize.methods import METHODS
 
 KERNEL = "blockscale.kernels.quantise"
 ROWS, BLOCKS = 8, 32  # of rows and of blocks along k that a CTA takes at a time
+MOST_ROWS = 2**31  # kernels count them in 32 bits
 WAVES = 16  # CTAs a multiprocessor that a launch is cut into, where there is as much
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -43,6 +44,11 @@ class Variant:
     before: str | None
     weight: str | None
     vectors: bool
+
+    def __str__(self) -> str:
+        named = {"dynamic": self.dynamic, "vectors": self.vectors}
+        parts = [self.stage, self.dtype, self.method, self.layout, self.before, self.weight]
+        return "quantize " + ", ".join([part for part in parts if part] + [name for name, on in named.items() if on])
 
     @functools.cached_property
     def entry(self) -> Entry:
@@ -75,16 +81,22 @@ class Rows:
     ld_matrix: int
 
     @staticmethod
-    def of(x: Tensor, one_matrix: bool) -> Rows:
+    def of(x: Tensor) -> Rows:
         """Of (..., M, width). A copy where elements of a row have gaps, or matrices are not evenly apart."""
         *batch, m, width = x.shape
         matrices = math.prod(batch)
-        if one_matrix:
-            matrices, m = 1, matrices * m
         dense = x if x.stride(-1) == 1 or width == 1 else x.contiguous()
         rows = dense.reshape(matrices, m, width)
         by_matrix, by_row, _ = rows.stride()
         return Rows(rows, matrices, m, by_row if m > 1 else width, by_matrix if matrices > 1 else m * width)
+
+    def as_one_matrix(self) -> Rows:
+        """The same rows as few tiles, where all of them are evenly apart; otherwise matrices stay."""
+        by_row = self.ld if self.m > 1 else self.ld_matrix
+        if self.matrices == 1 or self.ld_matrix != self.m * by_row:
+            return self
+        rows = self.matrices * self.m
+        return Rows(self.tensor, 1, rows, by_row, rows * by_row)
 
     @property
     def bytes(self) -> int:
@@ -112,9 +124,8 @@ def launcher_for(device: torch.device) -> Launcher | None:
     capability = torch.cuda.get_device_capability(device)
     target = target_of_capability(capability)
     if target is None:
-        kinds = ", ".join(f"{'.'.join(map(str, t.capability))} ({t.arch})" for t in TARGETS)
         found = ".".join(map(str, capability))
-        raise ValueError(f"x: on {device} of compute capability {found}; kernels are compiled for {kinds}")
+        raise ValueError(f"x: on {device} of compute capability {found}; kernels are compiled for {compiled_for()}")
     return cuda.launcher(target, device)
 
 
@@ -126,7 +137,7 @@ def quantise(
     method: str,
     layout: str,
     groups: Tensor | None,
-    norm: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     activation: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,10 +148,12 @@ def quantise(
         layout: "linear", "128x4" or "128x4-grouped", with int32 `groups`.
 
     Raises:
-        CompilerMissing, CompileError: a kernel has to be compiled and cannot be.
+        CompilerMissing, CompileError: a kernel has to be compiled and cannot be. ValueError: there are too many rows.
     """
     *batch, m, width = x.shape
-    k = width // 2 if activation == SILU_AND_MUL else width
+    if math.prod(batch) * m >= MOST_ROWS:
+        raise ValueError(f"x: {math.prod(batch) * m} rows, expected fewer than 2^31")
+    k = width // 2 if activation == SWIGLU else width
     columns = layouts.blocks(k)
     scale_rows = {LINEAR: m, ATOMS: round_up(m, ROW_ALIGN)}.get(layout)
     if scale_rows is None:
@@ -151,17 +164,18 @@ def quantise(
     amax = None if unit is not None else torch.zeros((), dtype=torch.float32, device=x.device)
     out_unit = torch.ones((), dtype=torch.float32, device=x.device) if unit is None else unit.clone()
     if x.numel():
-        rows = Rows.of(x, layout == LINEAR)
-        weight = None if norm is None else norm.detach().contiguous()
+        rows = Rows.of(x)
+        flat = rows.as_one_matrix()
+        rows = flat if layout == LINEAR else rows
+        weight = None if norm_weight is None else norm_weight.detach().contiguous()
         call = _Call(launcher, k, rows, weight, groups, eps, METHODS[method].divisor)
-        vectors = rows.in_vectors(k) and (weight is None or Rows.of(weight.view(1, -1), True).in_vectors(k))
+        vectors = rows.in_vectors(k) and (weight is None or Rows.of(weight.view(1, -1)).in_vectors(k))
         before = activation if weight is None else "rms_norm"
         of_weight = None if weight is None else DTYPES[weight.dtype]
         code = Variant("codes", DTYPES[x.dtype], method, layout, amax is not None, before, of_weight, vectors)
         if amax is not None:
             first = replace(code, stage="amax", method="rtn", layout=LINEAR, dynamic=False)
-            flat = replace(call, rows=Rows.of(x, True)) if rows.matrices > 1 else call
-            flat.run(first, -(-flat.rows.m // ROWS), unit=amax)
+            replace(call, rows=flat).run(first, -(-flat.m // ROWS), unit=amax)
         # Padding rows are written too.
         tiles = -(-(rows.m if layout == LINEAR else scale_rows) // ROWS)
         call.run(code, tiles, unit=out_unit if amax is None else amax, codes=codes, scales=scales, out_unit=out_unit)
@@ -219,6 +233,18 @@ def _function(launcher: Launcher, variant: Variant) -> Function:
     return _functions[known]
 
 
+def variants(dtype: str, method: str, before: str | None) -> list[Variant]:
+    """The kernels of `quantize` for an `x` of `dtype` in every layout, with any global scale and alignment; `before`:
+    None, "swiglu", or "rms_norm" with a weight of the same dtype or fp32."""
+    weights = dict.fromkeys((dtype, "fp32")) if before == "rms_norm" else (None,)
+    found = []
+    for weight, vectors in itertools.product(weights, (True, False)):
+        found.append(Variant("amax", dtype, "rtn", LINEAR, False, before, weight, vectors))
+        for layout, dynamic in itertools.product((LINEAR, ATOMS, GROUPED), (True, False)):
+            found.append(Variant("codes", dtype, method, layout, dynamic, before, weight, vectors))
+    return found
+
+
 def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:
     """The compiled kernel, from a store, or put there: for a machine without the compiler.
 
@@ -243,4 +269,4 @@ def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
     from blockscale.kernels.quantise import Quantise
 
     kernel = Quantise(**asdict(variant))  # type: ignore[no-untyped-call]
-    return compile_entry(kernel, variant.entry, target.arch, f"quantise, {variant}")
+    return compile_entry(kernel, variant.entry, target.arch, str(variant))

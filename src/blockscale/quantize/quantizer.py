@@ -13,6 +13,7 @@ from blockscale import ops, threads
 from blockscale.formats import e2m1, e4m3, layouts
 from blockscale.formats.layouts import BLOCK, FRAGMENT, GROUPED, K_ALIGN, LINEAR, round_up
 from blockscale.plan import Launcher
+from blockscale.problem import SWIGLU
 from blockscale.quantize import before, device
 from blockscale.quantize.methods import METHODS, Method
 from blockscale.tensor import (
@@ -41,7 +42,7 @@ def quantize(
     nonfinite: str = "error",
     seed: int | None = None,
     activation: str | None = None,
-    norm: Tensor | None = None,
+    norm_weight: Tensor | None = None,
     eps: float = 1e-6,
 ) -> NVFP4Tensor:
     """Quantise `x` to NVFP4; the result carries no gradient, also where `x` requires one. A block's bits depend on its
@@ -49,7 +50,7 @@ def quantize(
 
     On a GPU, or inside `emulated`, a kernel does it, without waiting for the GPU. A GPU's values are not looked at:
     neither those of `global_scale` and `group_sizes` nor, under nonfinite="error", those of `x`, which then count as
-    under "saturate".
+    under "saturate". Codes of rows that no group has are not written there, and hold anything.
 
     Args:
         x: (..., M, K), fp32, bf16 or fp16, on the CPU or a GPU with kernels, any strides; copied where elements of a
@@ -63,9 +64,9 @@ def quantize(
         nonfinite: "error" refuses NaN and infinity; "saturate" takes NaN as 0 and ±infinity as the largest magnitude
             that the global scale can hold; neither counts in amax(x).
         seed: reserved for stochastic methods, of which there is none; must be None.
-        activation: "silu_and_mul": `x` is (..., M, 2 K), and silu of its first half times its second is quantised.
-        norm: (K,), fp32, bf16 or fp16, on the device of `x`: the weight of an RMS norm that rows go through first, with
-            `eps`. Both are computed in fp32 and not rounded to the dtype of `x` (docs/format.md); one at a time.
+        activation: "swiglu": `x` is (..., M, 2 K), and silu of its first half times its second is quantised.
+        norm_weight: (K,), fp32, bf16 or fp16, on the device of `x`: that of an RMS norm which rows go through first,
+            with `eps`. Both are computed in fp32 and not rounded to the dtype of `x` (docs/format.md); one at a time.
 
     Raises:
         TypeError, ValueError: naming the argument, what came and what is allowed; for NaN or infinity its coordinate.
@@ -73,11 +74,11 @@ def quantize(
     Source: docs/format.md. Every division is IEEE fp32, round to nearest even; no reciprocals, no flush to zero.
     """
     _check_arguments(x, method, layout, nonfinite, seed)
-    _check_before(x, activation, norm, eps)
+    _check_before(x, activation, norm_weight, eps)
     groups = _groups_for(x, layout, group_sizes)
-    if ops.must_trace(x, global_scale, groups, norm):
+    if ops.must_trace(x, global_scale, groups, norm_weight):
         given = (global_scale, None) if isinstance(global_scale, Tensor) else (None, global_scale)
-        how = layout, groups, nonfinite, activation, norm, eps
+        how = layout, groups, nonfinite, activation, norm_weight, eps
         codes, scales, unit = torch.ops.blockscale.quantize(x.detach(), method, *given, *how)
         offsets = None if groups is None else layouts.scale_offsets(groups)
         shape = x.shape if activation is None else torch.Size((*x.shape[:-1], x.shape[-1] // 2))
@@ -85,9 +86,10 @@ def quantize(
     with threads.exact_arithmetic():
         launcher = device.launcher_for(x.device)
         if launcher is not None:
-            of_kernel = {"method": method, "groups": groups, "norm": norm, "eps": eps, "activation": activation}
+            of_kernel: dict[str, Any] = {"method": method, "groups": groups, "activation": activation}
+            of_kernel |= {"norm_weight": norm_weight, "eps": eps}
             return _by_kernel(launcher, x.detach(), global_scale, layout, nonfinite, of_kernel)
-        x = before.apply(x.detach(), activation, norm, eps)
+        x = before.apply(x.detach(), activation, norm_weight, eps)
         # One copy where rows of a batch do not lie in a regular grid; a matrix never needs it.
         rows = x.detach() if x.ndim == 2 else x.detach().reshape(-1, x.shape[-1])
         unit = _global_scale(global_scale, _finite_amax(rows, x.shape, nonfinite), method)
@@ -114,7 +116,7 @@ def _by_kernel(
     """`quantize` by kernels, with `options` of `device.quantise`."""
     activation, groups = options["activation"], options["groups"]
     if x.device.type == "cpu" and nonfinite == "error":
-        values = before.apply(x, activation, options["norm"], options["eps"])
+        values = before.apply(x, activation, options["norm_weight"], options["eps"])
         _finite_amax(values.reshape(-1, values.shape[-1]), values.shape, nonfinite)
     unit = None if global_scale is None else _given_global_scale(global_scale, x.device)
     written = LINEAR if layout == FRAGMENT else layout
@@ -298,25 +300,26 @@ def _check_global_scale(unit: Tensor) -> None:
         )
 
 
-def _check_before(x: Tensor, activation: str | None, norm: Tensor | None, eps: float) -> None:
+def _check_before(x: Tensor, activation: str | None, norm_weight: Tensor | None, eps: float) -> None:
     if activation is not None:
-        if activation != before.SILU_AND_MUL:
-            raise ValueError(f"activation: {activation!r}, expected None or {before.SILU_AND_MUL!r}")
-        if norm is not None:
-            raise ValueError(f"norm: given, but it does not go with activation={activation!r}")
+        if activation != SWIGLU:
+            raise ValueError(f"activation: {activation!r}, expected None or {SWIGLU!r}")
+        if norm_weight is not None:
+            raise ValueError(f"norm_weight: given, but it does not go with activation={activation!r}")
         if x.shape[-1] % 2:
             raise ValueError(f"x: last dimension {x.shape[-1]}, expected 2 K for activation={activation!r}")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"eps: {type(eps).__name__}, expected a float")
     if not 0 <= eps <= 1:
         raise ValueError(f"eps: {eps}, expected 0 to 1")
-    if norm is None:
+    if norm_weight is None:
         return
-    if not isinstance(norm, Tensor) or norm.dtype not in FLOAT_DTYPES:
-        got = f"dtype {norm.dtype}" if isinstance(norm, Tensor) else type(norm).__name__
-        raise TypeError(f"norm: {got}, expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}")
-    if norm.shape != x.shape[-1:] or norm.device != x.device:
-        raise ValueError(f"norm: shape {tuple(norm.shape)} on {norm.device}, expected ({x.shape[-1]},) on {x.device}")
+    if not isinstance(norm_weight, Tensor) or norm_weight.dtype not in FLOAT_DTYPES:
+        got = f"dtype {norm_weight.dtype}" if isinstance(norm_weight, Tensor) else type(norm_weight).__name__
+        raise TypeError(f"norm_weight: {got}, expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}")
+    if norm_weight.shape != x.shape[-1:] or norm_weight.device != x.device:
+        found = f"shape {tuple(norm_weight.shape)} on {norm_weight.device}"
+        raise ValueError(f"norm_weight: {found}, expected ({x.shape[-1]},) on {x.device}")
 
 
 def _check_arguments(x: Tensor, method: str, layout: str, nonfinite: str, seed: int | None) -> None:

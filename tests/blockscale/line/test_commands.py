@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.compile import read
 from blockscale.problem import Problem, target_named
+from blockscale.quantize import device
 from blockscale.store import Store
 
 
@@ -84,6 +86,7 @@ def test_a_file_of_something_else(tmp_path, text, message):
 def test_compile_refuses(tmp_path):
     path = tmp_path / "shapes"
     refused(invoke("compile", "--gpu", "b200", "--shapes", path), "No such file")
+    refused(invoke("compile", "--gpu", "b200"), "--shapes, --quantize: neither given")
     path.write_text("1 2 3\n")
     refused(invoke("compile", "--gpu", "sm_110a", "--shapes", path), "'sm_110a' is Thor")
     refused(invoke("compile", "--gpu", "b200", "--sms", 149, "--shapes", path), "--sms: 149, expected 1 to 148")
@@ -105,3 +108,30 @@ def test_compile_fills_a_store_once(tmp_path):
     assert again.exit_code == 0
     assert "was there" in again.stdout
     assert kernel["key"][:12] in again.stdout
+
+
+def test_compile_makes_the_quantisers_kernels(tmp_path, monkeypatch):
+    """With those in the store, `quantize` has nothing left to compile."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    wanted = device.variants("bf16", "mse", "rms_norm")
+    assert len(set(wanted)) == 28
+    kept = [
+        variant for variant in wanted if variant.vectors and variant.weight == "fp32" and variant.layout == "linear"
+    ]
+    monkeypatch.setattr(device, "variants", lambda *given: kept if given == ("bf16", "mse", "rms_norm") else [])
+    asked = ("compile", "--gpu", "h200", "--quantize", "bf16", "--method", "mse", "--before", "rms_norm")
+    made = json.loads(invoke(*asked, "--store", tmp_path, "--json").stdout)["kernels"]
+    assert [(kernel["config"], kernel["shapes"], kernel["linked"]) for kernel in made] == [
+        ("quantize amax, bf16, rtn, linear, rms_norm, fp32, vectors", [], True),
+        ("quantize codes, bf16, mse, linear, rms_norm, fp32, dynamic, vectors", [], True),
+        ("quantize codes, bf16, mse, linear, rms_norm, fp32, vectors", [], True),
+    ]
+    assert invoke(*asked, "--store", tmp_path).stdout.count("was there") == 3
+    monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path))
+    monkeypatch.setattr(device, "_functions", {})
+    monkeypatch.setattr(device, "build", lambda *_: pytest.fail("compiled again"))
+    x, weight = torch.randn(2, 64).bfloat16(), torch.ones(64)
+    with bs.emulated("sm_90a", sms=1) as gpu:
+        for unit in (None, 0.01):
+            bs.quantize(x, norm_weight=weight, method="mse", layout="linear", global_scale=unit)
+        assert len(gpu.reports) == 3

@@ -98,8 +98,8 @@ def test_an_artefact_runs_where_there_is_no_compiler(empty, arch):
 def test_a_store_without_the_kernel_and_without_the_compiler(tmp_path):
     process = run(
         "import blockscale as bs, torch\n"
+        "a = bs.quantize(torch.randn(4, 64))\n"
         "with bs.emulated('sm_100a'):\n"
-        "    a = bs.quantize(torch.randn(4, 64))\n"
         "    try:\n"
         "        bs.gemm(a, a)\n"
         "    except RuntimeError as error:\n"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from operands import POISON, every_code_and_scale, same_bits, small_integers
+from operands import POISON, every_code_and_scale, quantize_on_cpu, same_bits, small_integers
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -71,7 +71,7 @@ def test_integers_are_exact(emulator, layout):
 @pytest.mark.parametrize("batches", [((2,), (2,)), ((3,), ()), ((), (2,)), ((2, 1), (1, 2)), ((1,), (2, 2))], ids=str)
 def test_batches_broadcast(emulator, batches):
     of_a, of_b = batches
-    a, b = bs.quantize(torch.randn(*of_a, 5, 80)), bs.quantize(torch.randn(*of_b, 9, 80))
+    a, b = quantize_on_cpu(torch.randn(*of_a, 5, 80)), quantize_on_cpu(torch.randn(*of_b, 9, 80))
     y = bs.gemm(a, b, out_dtype=torch.float32)
     assert y.shape == (*torch.broadcast_shapes(of_a, of_b), 5, 9)
     check(a, b, y)
@@ -106,7 +106,7 @@ def test_alpha_is_applied_before_the_cast(emulator):
 def test_global_scales_far_from_one(emulator, units):
     """Their product may leave the normal numbers where the result does not."""
     unit_a, unit_b, alpha = units
-    a, b = bs.quantize(torch.randn(4, 128)), bs.quantize(torch.randn(4, 128))
+    a, b = quantize_on_cpu(torch.randn(4, 128)), quantize_on_cpu(torch.randn(4, 128))
     a = bs.NVFP4Tensor.from_parts(a.codes, a.scales, unit_a)
     b = bs.NVFP4Tensor.from_parts(b.codes, b.scales, unit_b)
     check(a, b, bs.gemm(a, b, alpha=alpha, out_dtype=torch.float32), alpha=alpha)
@@ -133,7 +133,7 @@ def test_padding_of_scales_is_not_seen(emulator, m, byte):
 @pytest.mark.parametrize("m", [1, 5, 32, 127, 128, 129])
 def test_nothing_beyond_the_result_is_written(emulator, m):
     """The emulator faults on a byte outside of the result; inside a larger buffer the canaries stay."""
-    a, b = bs.quantize(torch.randn(m, 64)), bs.quantize(torch.randn(24, 64))
+    a, b = quantize_on_cpu(torch.randn(m, 64)), quantize_on_cpu(torch.randn(24, 64))
     buffer = torch.full((m + 300, 24), math.nan, dtype=torch.bfloat16)
     y = bs.gemm(a, b, out=buffer[:m])
     check(a, b, y)
@@ -142,7 +142,7 @@ def test_nothing_beyond_the_result_is_written(emulator, m):
 
 @pytest.mark.parametrize(("m", "n"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_results_launch_nothing(emulator, m, n):
-    a, b = bs.quantize(torch.randn(m, 64)), bs.quantize(torch.randn(n, 64))
+    a, b = quantize_on_cpu(torch.randn(m, 64)), quantize_on_cpu(torch.randn(n, 64))
     assert bs.gemm(a, b).shape == (m, n)
     assert emulator.reports == []
     with pytest.raises(ValueError, match="out: shape"):
@@ -289,7 +289,7 @@ def test_a_warm_call_is_as_strict_as_a_cold_one(emulator):
     ],
 )
 def test_an_empty_result_is_validated(emulator, m, options, message):
-    empty = bs.quantize(torch.randn(m, 64)), bs.quantize(torch.randn(0, 64))
+    empty = quantize_on_cpu(torch.randn(m, 64)), quantize_on_cpu(torch.randn(0, 64))
     with pytest.raises(ValueError, match=message):
         bs.gemm(*empty, **options)
 
@@ -363,7 +363,7 @@ def test_what_is_said_to_be_available_runs(emulator, k):
 
 
 def test_grouped_products_are_a_loop_of_the_kernel(emulator):
-    a, b = bs.quantize(torch.randn(9, 64)), bs.quantize(torch.randn(3, 5, 64))
+    a, b = quantize_on_cpu(torch.randn(9, 64)), quantize_on_cpu(torch.randn(3, 5, 64))
     sizes = torch.tensor([4, 0, 5], dtype=torch.int32)
     y = bs.grouped_gemm(a, b, group_sizes=sizes)
     assert same_bits(y[:4], bs.gemm(a[:4], b[0]))
@@ -390,7 +390,7 @@ def test_nothing_is_written_unless_every_product_of_a_list_can_be(emulator):
     bad = torch.from_numpy(odd).view(torch.bfloat16).view(4, 6)
     with pytest.raises(ValueError, match="out: at address"):
         bs.grouped_gemm([A, A], [B, B], out=[out[0], bad])
-    wide = bs.quantize(torch.randn(16, 64))
+    wide = quantize_on_cpu(torch.randn(16, 64))
     with pytest.raises(ValueError, match=r"config\.tile: .* have to cover all n = 16"):
         bs.grouped_gemm([A, A], [B, wide], out=[out[0], out[1].new_empty(4, 16)], config=bs.Config((128, 8)))
     assert out[0].isnan().all()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from grouped_products import check, check_group, matrix, rows_of, sorted_rows, table, weights
-from operands import POISON, every_code_and_scale, same_bits, same_tensor, small_integers
+from operands import POISON, every_code_and_scale, quantize_on_cpu, same_bits, same_tensor, small_integers
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -181,7 +181,7 @@ def test_results_in_nvfp4_are_ready_for_the_next_product(emulator, activation, n
     y = bs.grouped_gemm(a, b, **options, out_dtype=torch.float32)
     out = bs.NVFP4Tensor.zeros(y.shape, global_scale=0.25, layout="128x4-grouped", group_sizes=table((134, 0, 0, 0)))
     assert bs.grouped_gemm(a, b, **options, out=out) is out
-    expected = bs.quantize(y, global_scale=0.25, layout="linear", nonfinite="saturate")
+    expected = quantize_on_cpu(y, global_scale=0.25, layout="linear", nonfinite="saturate")
     assert out.group_sizes.tolist() == list(sizes)
     assert same_tensor(out.with_layout("linear"), expected)
     second = weights(4, N, y.shape[1], seed=7)
@@ -311,7 +311,7 @@ def test_lists_that_one_kernel_does_not_do_are_launched_one_by_one(emulator):
     out = [bs.NVFP4Tensor.zeros((3, 32), global_scale=0.25) for _ in range(2)]
     bs.grouped_gemm(a, b, alpha=1e-3, out=out, config=SINGLE_NARROW)
     for x, z in zip(out, y, strict=True):
-        assert same_tensor(x, bs.quantize(z, global_scale=0.25, nonfinite="saturate"))
+        assert same_tensor(x, quantize_on_cpu(z, global_scale=0.25, nonfinite="saturate"))
     assert len(emulator.reports) == 4
 
 

@@ -12,11 +12,10 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
-from operands import POISON, every_code_and_scale, same_bits, small_integers
+from operands import POISON, every_code_and_scale, quantize_on_cpu, same_bits, small_integers
 
 import blockscale as bs
 from blockscale import families, plan, reference, store
@@ -331,8 +330,7 @@ def multiply(row: Row, shape: Shape, data: str, margin: int) -> torch.Tensor:
     out.codes.fill_(0xFF)
     out.scales.view(torch.uint8).fill_(POISON)
     bs.gemm(a, b, out=out, **options)
-    with ThreadPoolExecutor(1) as outside:  # of the emulator: the CPU's bits
-        expected = outside.submit(bs.quantize, y.contiguous(), global_scale=UNIT).result()
+    expected = quantize_on_cpu(y.contiguous(), global_scale=UNIT)
     assert same_bits(out.codes, expected.codes), "codes are not those of quantising the fp32 result"
     assert same_bits(out.scales, expected.scales), "scales are not those of quantising the fp32 result"
     return torch.cat((out.codes.flatten(), out.scales.view(torch.uint8).flatten()))

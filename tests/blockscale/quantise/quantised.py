@@ -110,7 +110,7 @@ def variants():
     yield device.Variant("codes", "bf16", "rtn", "128x4-grouped", True, None, None, True)
     yield device.Variant("codes", "fp32", "rtn", "128x4-grouped", True, None, None, True)
     for dtype in ("bf16", "fp32"):
-        before = [("silu_and_mul", None, "rtn", "128x4"), ("rms_norm", dtype, "rtn", "128x4")]
+        before = [("swiglu", None, "rtn", "128x4"), ("rms_norm", dtype, "rtn", "128x4")]
         before += [("rms_norm", "fp32", "four_over_six", "linear"), ("rms_norm", "fp32", "rtn", "128x4")]
         for name, weight, method, layout in before:
             yield device.Variant("codes", dtype, method, layout, True, name, weight, True)

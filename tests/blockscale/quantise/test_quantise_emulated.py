@@ -38,7 +38,7 @@ def test_random_bits_and_what_is_not_finite(arch):
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_no_order_of_completion_shows(schedule, seed):
     x = ODD.bfloat16()[:, :1088].contiguous()
-    check(x, launcher=gpu("sm_90a", schedule, seed), norm=torch.rand(1088) + 0.5)
+    check(x, launcher=gpu("sm_90a", schedule, seed), norm_weight=torch.rand(1088) + 0.5)
 
 
 @pytest.mark.parametrize("unit", [1.0, 1.2345678, 2.0**-126, 1e35, 2.0**-50, 2.0**50])
@@ -73,6 +73,15 @@ def test_methods_that_compare_errors(method):
     check(normal, method=method)
 
 
+def test_finite_numbers_beyond_what_the_global_scale_holds_keep_their_errors():
+    """Outside the range of the quotients without division: infinities alone become 2688 g, NaN 0, before errors are
+    compared."""
+    x = torch.rand(4, 160, generator=torch.Generator().manual_seed(11)) * 2688 * 2.0**-60
+    x[:, ::16] = 10000 * 2.0**-60
+    x[2, 1], x[2, 17], x[3, 33] = float("nan"), float("inf"), -float("inf")
+    check(x, method="mse", global_scale=2.0**-60, nonfinite="saturate")
+
+
 SHAPES = [
     ((3, 5, 33), torch.float16, "linear"),
     ((1, 16), torch.bfloat16, "128x4"),
@@ -88,9 +97,25 @@ def test_shapes_and_batches(shape, dtype, layout):
 
 
 def test_strides():
-    x = torch.randn(3, 20, 400, generator=torch.Generator().manual_seed(6)).bfloat16()
-    for view in (x[:, :, 8:208], x[:, :, 1:201], x.mT, x[:, 4:9].transpose(0, 1), x[:1].expand(3, -1, -1), x[:, ::7]):
+    x = torch.randn(3, 9, 144, generator=torch.Generator().manual_seed(6)).bfloat16()
+    for view in (x[:, :, 8:72], x[:, :, 1:65], x[:1].mT, x[:, 4:6].transpose(0, 1), x[:1].expand(2, -1, -1), x[:, ::7]):
         check(view, global_scale=0.01)
+
+
+def test_matrices_that_are_evenly_apart_are_not_copied():
+    x = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(6)).bfloat16()
+    for view, matrices in ((x, 1), (x[:, 4:9], 3), (x[:, 3:4], 1), (x[:1].expand(3, -1, -1), 3), (x[::2, :, 8:24], 2)):
+        rows = device.Rows.of(view)
+        assert rows.tensor.data_ptr() == view.data_ptr()
+        assert rows.as_one_matrix().matrices == matrices
+        check(view, layout="linear")
+
+
+def test_more_rows_than_kernels_count():
+    x = torch.zeros(1, 1).expand(2**30, 2, 1)
+    options = {"method": "rtn", "groups": None, "norm_weight": None, "eps": 0.0, "activation": None}
+    with pytest.raises(ValueError, match=r"^x: 2147483648 rows, expected fewer than 2\^31"):
+        device.quantise(gpu("sm_90a"), x, None, layout="linear", **options)
 
 
 SIZES = [[0, 5, 130, 1, 0, 30, 4], [170, 0], [0, 0, 2, 1] + [0] * 40, [1] * 9 + [0] * 30]
@@ -107,7 +132,7 @@ def test_groups(sizes):
 def test_sizes_of_groups_that_the_host_did_not_see_touch_nothing_else():
     """What a GPU does with sizes that do not sum to M, or are negative: no row is read or written that is not there."""
     x = torch.randn(40, 64)
-    options = {"method": "rtn", "layout": "128x4-grouped", "norm": None, "eps": 0.0, "activation": None}
+    options = {"method": "rtn", "layout": "128x4-grouped", "norm_weight": None, "eps": 0.0, "activation": None}
     for sizes in ([20, 100], [-5, 45], [2**31 - 1, 2**31 - 1], [0, 0]):
         groups = torch.tensor(sizes, dtype=torch.int32)
         device.quantise(gpu("sm_90a"), x, torch.tensor(0.01), groups=groups, **options)
@@ -115,10 +140,10 @@ def test_sizes_of_groups_that_the_host_did_not_see_touch_nothing_else():
 
 
 @pytest.mark.parametrize(("x_dtype", "layout"), [(torch.bfloat16, "128x4"), (torch.float32, "linear")])
-def test_silu_and_mul(x_dtype, layout):
+def test_swiglu(x_dtype, layout):
     x = torch.randn(5, 208, generator=torch.Generator().manual_seed(8)).mul(4).to(x_dtype)
     x[0, :8] = torch.tensor([100.0, -100.0, 88.0, -88.0, 0.0, -0.0, 1e-30, 20.0])
-    check(x, activation="silu_and_mul", layout=layout)
+    check(x, activation="swiglu", layout=layout)
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4-grouped"])
@@ -127,8 +152,8 @@ def test_rms_norm(layout):
     x[4] = 0
     groups = torch.tensor([4, 0, 5], dtype=torch.int32) if layout == "128x4-grouped" else None
     weight = torch.randn(520, generator=torch.Generator().manual_seed(10)).half()
-    check(x, norm=weight, layout=layout, group_sizes=groups, method="four_over_six")
-    check(x, norm=weight.float(), eps=0.0, nonfinite="saturate", layout=layout, group_sizes=groups)
+    check(x, norm_weight=weight, layout=layout, group_sizes=groups, method="four_over_six")
+    check(x, norm_weight=weight.float(), eps=0.0, nonfinite="saturate", layout=layout, group_sizes=groups)
 
 
 def test_what_is_not_finite_is_refused_here_as_on_the_cpu():
@@ -161,7 +186,7 @@ VARIANTS = [
     device.Variant("amax", "bf16", "rtn", "linear", False, None, None, True),
     device.Variant("codes", "bf16", "rtn", "128x4", True, None, None, True),
     device.Variant("codes", "fp32", "four_over_six", "128x4-grouped", False, "rms_norm", "fp32", False),
-    device.Variant("codes", "bf16", "rtn", "128x4", True, "silu_and_mul", None, True),
+    device.Variant("codes", "bf16", "rtn", "128x4", True, "swiglu", None, True),
 ]
 
 

@@ -74,9 +74,9 @@ def test_groups(sizes):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_silu_and_rms_norm(dtype):
     x = torch.randn(200, 2208, generator=torch.Generator().manual_seed(3)).mul(4).to(dtype)
-    check(x, activation="silu_and_mul")
-    check(x, norm=torch.randn(2208, generator=torch.Generator().manual_seed(4)).to(dtype))
-    check(x, norm=torch.ones(2208), layout="linear", method="four_over_six")
+    check(x, activation="swiglu")
+    check(x, norm_weight=torch.randn(2208, generator=torch.Generator().manual_seed(4)).to(dtype))
+    check(x, norm_weight=torch.ones(2208), layout="linear", method="four_over_six")
 
 
 @pytest.mark.parametrize("unit", [None, 0.01, "tensor"])

@@ -74,7 +74,7 @@ def test_nvfp4_results_are_those_of_quantize(config):
     with bs.emulated("sm_120a", schedule="random", checks="strict", sms=SMS):
         y = bs.gemm(a, b, alpha=0.25, out_dtype=torch.float32, activation="relu", config=config)
         unit = y.max() / 4000
-        out = bs.quantize(torch.zeros(m, n), global_scale=unit)
+        out = bs.NVFP4Tensor.zeros((m, n), global_scale=unit)
         out.codes.fill_(0x77)
         out.scales.view(torch.uint8).fill_(0x7F)
         bs.gemm(a, b, alpha=0.25, out=out, activation="relu", config=config)
@@ -94,11 +94,11 @@ def test_integers_are_exact_and_the_choice_is_right(arch):
 
 def test_batches():
     a = bs.quantize(torch.randn(2, 70, 80))
-    b = bs.quantize(torch.randn(2, 90, 80))
+    b, one, few = (bs.quantize(torch.randn(*shape, 80)) for shape in ((2, 90), (90,), (30,)))
     with bs.emulated("sm_120a", checks="strict", sms=SMS):
         multiply(a, b, Config((64, 64), accumulators=2))
-        multiply(a, bs.quantize(torch.randn(90, 80)), Config((64, 32)))
-        multiply(a, bs.quantize(torch.randn(30, 80)), Config((64, 32), split=2))
+        multiply(a, one, Config((64, 32)))
+        multiply(a, few, Config((64, 32), split=2))
 
 
 @pytest.mark.parametrize("config", [Config((128, 128)), Config((128, 128), accumulators=2), Config((64, 8), swap=True)])

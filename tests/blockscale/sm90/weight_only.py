@@ -2,7 +2,7 @@
 
     python tests/blockscale/sm90/weight_only.py DIR [PART PARTS]
 
-fills a store with those kernels, or every so-manieth, where the compiler is, for a machine that has none.
+fills a store with those kernels, or every n-th, where the compiler is, for a machine that has none.
 """
 
 import itertools

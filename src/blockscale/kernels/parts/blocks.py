@@ -126,10 +126,12 @@ class Block:
         return Block([ieee.number(word) for word in magnitudes], signs, amax)
 
     def finite(self, limit: Float32) -> "Block":
-        """NaN as 0 and infinity as `limit`."""
+        """NaN as 0 and infinity as `limit`; finite numbers stay, beyond it too."""
         words = [ieee.bits(x) for x in self.magnitudes]
+        most = ieee.bits(limit)
         bounded = [
-            Int32(cutlass.select_(word > INFINITE, Int32(0), cutlass.min(word, ieee.bits(limit)))) for word in words
+            Int32(cutlass.select_(word > INFINITE, Int32(0), Int32(cutlass.select_(word == INFINITE, most, word))))
+            for word in words
         ]
         kept = [Int32(cutlass.select_(word > INFINITE, Int32(0), Int32(-1))) for word in words]
         signs = []

@@ -6,7 +6,7 @@ from blockscale.kernels.parts import ieee
 from blockscale.kernels.parts.exponential import INTEGERS, LEAST, LN2_HIGH, LN2_LOW, LOG2_E, MOST, POLYNOMIAL
 
 
-def silu_and_mul(gate: Float32, up: Float32) -> Float32:
+def swiglu(gate: Float32, up: Float32) -> Float32:
     """gate / (1 + e^-gate) x up."""
     z = _bounded(gate)
     shifted = ieee.add(ieee.multiply(z, Float32(LOG2_E)), Float32(INTEGERS))

@@ -72,8 +72,9 @@ class FastQuotients:
     @staticmethod
     def by(d: Float32) -> "FastQuotients":
         numbers = cute.arch.inline_ptx(
-            "rcp.rn.f32 {$w1}, {$r0};\nneg.f32 {$w0}, {$r0};\n"
-            "fma.rn.f32 {$w2}, {$w0}, {$w1}, 0f3F800000;\nmul.rn.f32 {$w2}, {$w2}, {$w1};",
+            # Results last: a compiler may give one the register of `d`.
+            "{\n.reg .f32 n, y, r;\nneg.f32 n, {$r0};\nrcp.rn.f32 y, {$r0};\nfma.rn.f32 r, n, y, 0f3F800000;\n"
+            "mul.rn.f32 {$w2}, r, y;\nmov.f32 {$w1}, y;\nmov.f32 {$w0}, n;\n}",
             write_only_types=[Float32] * 3,
             read_only_args=[d],
         )
