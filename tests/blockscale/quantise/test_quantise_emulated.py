@@ -31,7 +31,7 @@ def check(x, arch="sm_90a", launcher=None, **options):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", long("sm_103a"), long("sm_120a")])
+@pytest.mark.parametrize("arch", ["sm_90a", *map(long, ("sm_100a", "sm_103a", "sm_120a"))])
 def test_dynamic_global_scale(arch):
     check(ODD.bfloat16(), arch)
 
@@ -67,11 +67,13 @@ def test_every_number_of_16_bits(dtype, unit):
     check(every_half(dtype), nonfinite="saturate", global_scale=unit)
 
 
+@pytest.mark.prove
 def test_random_bits_with_their_own_global_scale():
     check(random_bits(12, 512, seed=4), nonfinite="saturate")
 
 
-@pytest.mark.parametrize("method", ["four_over_six", long("mse")])
+@pytest.mark.prove
+@pytest.mark.parametrize("method", ["four_over_six", "mse"])
 def test_methods_that_compare_errors(method):
     normal = torch.randn(6, 256, generator=torch.Generator().manual_seed(2))
     exact = bs.quantize(normal, global_scale=2.0**-5).dequantize()  # errors of 0, and equal ones
@@ -109,7 +111,7 @@ def test_shapes_and_batches(shape, dtype, layout):
 
 def test_strides():
     x = torch.randn(3, 9, 144, generator=torch.Generator().manual_seed(6)).bfloat16()
-    for view in (x[:, :, 8:72], x[:, :, 1:65], x[:1].mT, x[:, 4:6].transpose(0, 1), x[:1].expand(2, -1, -1), x[:, ::7]):
+    for view in (x[:, :, 8:72], x[:, :, 1:65], x[:1].mT, x[:, 4:6].transpose(0, 1), x[:, ::7]):
         check(view, global_scale=0.01)
 
 
@@ -150,7 +152,7 @@ def test_sizes_of_groups_that_the_host_did_not_see_touch_nothing_else():
     assert not gpu("sm_90a").findings
 
 
-@pytest.mark.parametrize(("x_dtype", "layout"), [(torch.bfloat16, "128x4"), (torch.float32, "linear")])
+@pytest.mark.parametrize(("x_dtype", "layout"), [(torch.bfloat16, "128x4"), long(torch.float32, "linear")])
 def test_swiglu(x_dtype, layout):
     x = torch.randn(5, 208, generator=torch.Generator().manual_seed(8)).mul(4).to(x_dtype)
     x[0, :8] = torch.tensor([100.0, -100.0, 88.0, -88.0, 0.0, -0.0, 1e-30, 20.0])
