@@ -416,7 +416,11 @@ A, B = bs.quantize(torch.ones(4, 64)), bs.quantize(torch.ones(6, 64))
         ({"invariant": "no"}, TypeError, "invariant: str, expected a bool"),
         ({"sf_layout": "bogus"}, ValueError, "sf_layout: 'bogus', expected 'linear' or '128x4'"),
         ({"a": torch.ones(4, 64).to_sparse()}, TypeError, "a: layout torch.sparse_coo"),
-        ({"backend": "sm120"}, ValueError, "backend: 'sm120' cannot run here: this version has no sm120 kernels"),
+        (
+            {"backend": "sm120"},
+            ValueError,
+            r"backend: 'sm120' cannot run here: .*`with emulated\('sm_120a'\)` runs its kernels",
+        ),
         ({"backend": "tpu"}, ValueError, "backend: 'tpu', expected None or one of 'cpu'"),
     ],
 )

@@ -37,8 +37,8 @@ def test_explain():
 def test_explain_refuses():
     refused(invoke("explain", 1, 1, 0, "--gpu", "b200"), "k: 0, expected at least 1")
     refused(
-        invoke("explain", 1, 1, 1, "--gpu", "sm_120a"),
-        "gpu: 'sm_120a' is RTX 50, for which this version has no kernels; expected 'b200' (sm_100a), 'b300' (sm_103a),",
+        invoke("explain", 1, 1, 1, "--gpu", "sm_110a"),
+        "gpu: 'sm_110a' is Thor, for which this version has no kernels; expected 'b200' (sm_100a), 'b300' (sm_103a),",
     )
 
 

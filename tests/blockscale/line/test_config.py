@@ -195,9 +195,9 @@ def test_every_field_is_either_code_or_an_argument_of_the_call():
     ("name", "message"),
     [
         ("sm_110a", "'sm_110a' is Thor, for which this version has no kernels; expected 'b200' \\(sm_100a\\)"),
-        ("sm_120a", "RTX 50"),
+        ("sm_107a", "Rubin"),
         ("sm_100", "the suffix of an architecture is part of its name"),
-        ("b100", "'b100', expected 'b200' \\(sm_100a\\), 'b300' \\(sm_103a\\), 'gb300' .*, 'h200' \\(sm_90a\\)$"),
+        ("b100", "'b100', expected 'b200' \\(sm_100a\\), 'b300' \\(sm_103a\\), .*, 'gb10' \\(sm_121a\\)$"),
     ],
 )
 def test_gpus_without_kernels(name, message):

@@ -168,7 +168,7 @@ A, B = bs.quantize(torch.randn(4, 64)), bs.quantize(torch.randn(6, 64))
         ({"invariant": []}, TypeError, "invariant: list, expected a bool"),
         ({"out_dtype": []}, TypeError, r"out_dtype: \[\], expected one of"),
         ({"sf_layout": []}, ValueError, r"sf_layout: \[\], expected 'linear' or"),
-        ({"backend": "sm120"}, ValueError, "this version has no sm120 kernels"),
+        ({"backend": "sm120"}, ValueError, "backend: 'sm120' cannot run here"),
         ({"out": torch.empty(4, 6, device="meta")}, TypeError, "out: torch.float32 tensor"),
         (
             {"out": torch.empty(4, 6, device="meta", dtype=torch.bfloat16)},

@@ -1,6 +1,5 @@
 """Bias, activation and NVFP4 results through the public functions on the emulated B200."""
 
-
 import pytest
 import torch
 from operands import quantize_on_cpu
