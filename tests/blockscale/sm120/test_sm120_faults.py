@@ -76,16 +76,22 @@ def test_sums_beyond_fp16_are_scaled_before_they_are_rounded():
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_a_configuration_that_does_not_fit_is_refused_before_anything_is_compiled(arch):
-    """Of every tile as many stages as the chip has shared memory for, and not one more."""
+    """Of every tile as many stages as the chip has shared memory for, and not one more; none of more sums than a thread
+    has registers for."""
     target = target_named(arch)
     assert target.smem == 101_376
+    problem = Problem(1, 1, 64)
     for rows in TILE_ROWS:
         for columns in TILE_COLUMNS:
             for chunk in TILE_K:
                 config = Config((rows, columns), chunk=chunk)
                 sizes = geometry(config, target)
                 assert sizes.smem_bytes <= target.smem
-                problem = Problem(1, 1, 64)
+                refused = supports(problem, target, config)
+                if refused is not None:
+                    assert refused.argument == "config.accumulators"
+                    assert rows * columns > 128 * 256
+                    continue
                 most, more = (
                     Config((rows, columns), chunk=chunk, stages=sizes.most_stages + extra) for extra in (0, 1)
                 )

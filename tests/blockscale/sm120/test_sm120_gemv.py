@@ -26,7 +26,7 @@ def test_a_row_by_a_matrix(rows, k, batch):
     assert config.swap
     rows, k = max(rows // 8, 96), max(k // 8, 256)
     a, b = operand(1, k, batch, 0), operand(rows, k, batch, 1)
-    with bs.emulated("sm_120a", checks="strict", sms=4) as gpu:
+    with bs.emulated("sm_120a", checks="strict", sms=max(4, config.split)) as gpu:
         y = bs.gemm(a, b, alpha=1e-3, out_dtype=torch.float16, config=config)
     assert gpu.findings == []
     x, w = reference.values(a), reference.values(b).mT
