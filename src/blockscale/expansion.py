@@ -1,0 +1,128 @@
+"""Code x scale as bf16 or fp16, by a GPU's kernel or the software GPU's: operands of torch's matmul, and of kernels that
+multiply by such activations. Nothing is waited for and no value is looked at."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockscale import plan, store
+from blockscale.entry import Entry, Pointer
+from blockscale.formats import layouts
+from blockscale.formats.fragment import ROWS
+from blockscale.formats.layouts import ATOMS, FRAGMENT, LINEAR, ROW_ALIGN, round_up
+from blockscale.plan import Function, Launcher
+from blockscale.problem import Target
+from blockscale.tensor import NVFP4Tensor
+
+KERNEL = "blockscale.kernels.dequantise"
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LAYOUTS = (LINEAR, ATOMS, FRAGMENT)
+VECTOR = 8  # numbers that a row is padded to a multiple of
+DEPTH = {LINEAR: 4, ATOMS: 4, FRAGMENT: 2}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What decides a kernel's code: the arguments of `kernels.dequantise.Dequantise`."""
+
+    layout: str
+    dtype: str
+    depth: int
+
+    def __str__(self) -> str:
+        return f"dequantise {self.layout}, {self.dtype}, {self.depth}"
+
+
+ENTRY = Entry(
+    {"codes": Pointer("uint8", 16), "scales": Pointer("uint8"), "out": Pointer("uint8", 16)},
+    dict.fromkeys(("matrices", "rows", "blocks", "width"), "int32"),
+)
+
+
+def width(k: int) -> int:
+    """Numbers between rows of a result with K = `k`; those beyond k are zeros."""
+    return round_up(k, VECTOR)
+
+
+def expand(launcher: Launcher, t: NVFP4Tensor, out: Tensor, rows: slice | None = None) -> None:
+    """out = code x scale of `t`, or of the `rows` of one matrix.
+
+    Args:
+        t: in layout "linear", "128x4" or "fragment", codes and scales dense.
+        out: bf16 or fp16 (..., M, width(K)), contiguous, aligned to 16 bytes.
+        rows: begins at a multiple of `strip_rows` of the layout.
+
+    Raises:
+        CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
+    """
+    *batch, m, k = t.shape
+    matrices, blocks = math.prod(batch), layouts.blocks(k)
+    codes, scales = t.codes.data_ptr(), t.scales.data_ptr()
+    if rows is not None:
+        codes += rows.start * (t.codes.stride(-3) // ROWS if t.layout == FRAGMENT else t.codes.stride(-2))
+        scales += rows.start * blocks
+        m = rows.stop - rows.start
+    if t.layout == LINEAR:
+        matrices, m = 1, matrices * m
+    if not out.numel():
+        return
+    variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout])
+    pointers = codes, scales or launcher.one.data_ptr(), out.data_ptr()
+    sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel()
+    launcher.launch(_function(launcher, variant), pointers, sizes, (matrices, m, blocks, out.shape[-1]))
+
+
+def strip_rows(layout: str) -> int:
+    """Rows of whose multiples parts of a matrix may begin."""
+    return {LINEAR: 1, ATOMS: ROW_ALIGN, FRAGMENT: ROWS}[layout]
+
+
+_functions: dict[tuple[type, str, Variant], Function] = {}
+
+
+def _function(launcher: Launcher, variant: Variant) -> Function:
+    """The loaded kernel: a dictionary look-up from the second time on."""
+    known = type(launcher), launcher.target.arch, variant
+    if known not in _functions:
+        target = launcher.target
+        _functions[known] = plan.loaded(launcher, origin(target, variant), functools.partial(build, target, variant))
+    return _functions[known]
+
+
+def variants() -> list[Variant]:
+    """The kernels of every layout and dtype."""
+    return [Variant(layout, dtype, DEPTH[layout]) for layout in LAYOUTS for dtype in DTYPES.values()]
+
+
+def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:
+    """The compiled kernel, from a store, or put there: for a machine without the compiler.
+
+    Raises:
+        CompilerMissing, CompileError: it has to be compiled and cannot be.
+    """
+    return plan.stored(origin(target, variant), functools.partial(build, target, variant), kept)
+
+
+def origin(target: Target, variant: Variant) -> dict[str, Any]:
+    """What decides the kernel's code, for the store."""
+    return store.origin_of(target, KERNEL, ENTRY, dequantiser=asdict(variant))
+
+
+def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
+    """The parts of its artefact.
+
+    Raises:
+        CompileError: the compiler refuses.
+    """
+    from blockscale.compile import compile_entry
+    from blockscale.kernels.dequantise import Dequantise
+
+    kernel: Any = Dequantise
+    return compile_entry(kernel(**asdict(variant)), ENTRY, target.arch, str(variant))
