@@ -81,10 +81,12 @@ ROOMS = {
         "compile": {"config", "entry", "families", "kernels.waits", "problem", "store"},
         "plan": {"compile", "config", "families", "heuristics", "problem", "store"},
         "launch": {"problem", "store"},
+        "expansion": {"compile", "entry", "formats", "kernels", "plan", "problem", "store", "tensor"},
         "backends": {
             "arguments",
             "config",
             "entry",
+            "expansion",
             "families",
             "formats",
             "grouped",

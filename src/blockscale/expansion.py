@@ -1,12 +1,13 @@
-"""Code x scale as bf16 or fp16, by a GPU's kernel or the software GPU's: operands of torch's matmul, and of kernels that
-multiply by such activations. Nothing is waited for and no value is looked at."""
+"""Code x scale as bf16 or fp16, by a GPU's kernel or the software GPU's: operands of torch's matmul, and of kernels
+that multiply by such activations. Nothing is waited for and no value is looked at."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -35,14 +36,35 @@ class Variant:
     layout: str
     dtype: str
     depth: int
+    factors: bool
 
     def __str__(self) -> str:
-        return f"dequantise {self.layout}, {self.dtype}, {self.depth}"
+        return f"expand {self.layout}, {self.dtype}, {self.depth}" + ", factors" * self.factors
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Two global scales and alpha, fp32 () on the device, and a number; and where their product goes: fp32 (2,), two
+    numbers whose product it is."""
+
+    unit: Tensor
+    other: Tensor
+    alpha: Tensor
+    factor: float
+    total: Tensor
 
 
 ENTRY = Entry(
-    {"codes": Pointer("uint8", 16), "scales": Pointer("uint8"), "out": Pointer("uint8", 16)},
-    dict.fromkeys(("matrices", "rows", "blocks", "width"), "int32"),
+    {
+        "codes": Pointer("uint8", 16),
+        "scales": Pointer("uint8"),
+        "out": Pointer("uint8", 16),
+        "unit": Pointer("fp32"),
+        "other": Pointer("fp32"),
+        "alpha": Pointer("fp32"),
+        "total": Pointer("fp32"),
+    },
+    {"factor": "fp64"} | dict.fromkeys(("matrices", "rows", "blocks", "width"), "int32"),
 )
 
 
@@ -51,8 +73,10 @@ def width(k: int) -> int:
     return round_up(k, VECTOR)
 
 
-def expand(launcher: Launcher, t: NVFP4Tensor, out: Tensor, rows: slice | None = None) -> None:
-    """out = code x scale of `t`, or of the `rows` of one matrix.
+def expand(
+    launcher: Launcher, t: NVFP4Tensor, out: Tensor, rows: slice | None = None, factors: Factors | None = None
+) -> None:
+    """out = code x scale of `t`, or of the `rows` of one matrix; and the product of `factors`.
 
     Args:
         t: in layout "linear", "128x4" or "fragment", codes and scales dense.
@@ -62,21 +86,26 @@ def expand(launcher: Launcher, t: NVFP4Tensor, out: Tensor, rows: slice | None =
     Raises:
         CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
     """
+    if t.codes.data_ptr() % ENTRY.pointers["codes"].align:
+        t = replace(t, codes=t.codes.clone())
     *batch, m, k = t.shape
     matrices, blocks = math.prod(batch), layouts.blocks(k)
-    codes, scales = t.codes.data_ptr(), t.scales.data_ptr()
+    codes, scales = t.codes.data_ptr(), t.scales.data_ptr() or launcher.one.data_ptr()
     if rows is not None:
         codes += rows.start * (t.codes.stride(-3) // ROWS if t.layout == FRAGMENT else t.codes.stride(-2))
-        scales += rows.start * blocks
+        scales += 0 if t.layout == FRAGMENT else rows.start * blocks
         m = rows.stop - rows.start
     if t.layout == LINEAR:
         matrices, m = 1, matrices * m
     if not out.numel():
         return
-    variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout])
-    pointers = codes, scales or launcher.one.data_ptr(), out.data_ptr()
-    sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel()
-    launcher.launch(_function(launcher, variant), pointers, sizes, (matrices, m, blocks, out.shape[-1]))
+    one, given = launcher.one, factors
+    around = (one, one, one, one) if given is None else (given.unit, given.other, given.alpha, given.total)
+    pointers = codes, scales, out.data_ptr(), *(x.data_ptr() for x in around)
+    sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel(), 4, 4, 4, 4 if given is None else 8
+    variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout], given is not None)
+    values = 1.0 if given is None else given.factor, matrices, m, blocks, out.shape[-1]
+    launcher.launch(_function(launcher, variant), pointers, sizes, values)
 
 
 def strip_rows(layout: str) -> int:
@@ -97,8 +126,9 @@ def _function(launcher: Launcher, variant: Variant) -> Function:
 
 
 def variants() -> list[Variant]:
-    """The kernels of every layout and dtype."""
-    return [Variant(layout, dtype, DEPTH[layout]) for layout in LAYOUTS for dtype in DTYPES.values()]
+    """The kernels of every layout and dtype, with factors and without."""
+    ways = itertools.product(LAYOUTS, DTYPES.values(), (False, True))
+    return [Variant(layout, dtype, DEPTH[layout], factors) for layout, dtype, factors in ways]
 
 
 def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:

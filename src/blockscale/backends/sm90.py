@@ -1,6 +1,7 @@
-"""The sm_90a backend (H100, H200). Activations in fp16 or bf16 by one weight in layout "fragment": the kernels of
-`kernels/sm90.py`. Everything else, and more rows than kernels are good for: operands are expanded on the device,
-exactly, and go through torch's matmul; no weight is kept expanded, so that saves memory and costs time.
+"""The sm_90a backend (H100, H200). Activations in fp16, bf16 or NVFP4 by one weight in layout "fragment": the kernels
+of `kernels/hopper.py`, NVFP4 expanded before (`backends/expanded.py`). Everything else, and more rows than kernels are
+good for: operands are expanded on the device, exactly, and go through torch's matmul; no weight is kept expanded, so
+that saves memory and costs time.
 
 What the result rests on: code x scale has six significand bits and lies between 2^-10 and 2688,
 exact in bf16 and fp16, so products are exact and sums are fp32; global scales, alpha, bias and activation come after,
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.backends import gpu, groups, loop
+from blockscale.backends import expanded, gpu, groups, loop
 from blockscale.config import Config
 from blockscale.families.sm90.choice import EXPAND_FROM
 from blockscale.families.sm90.grouped.choice import MOST_ROWS
@@ -52,7 +53,7 @@ def why_not() -> str | None:
 
 def prepare(
     a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, **options: Any
-) -> Callable[[], gpu.Call | None]:
+) -> Callable[[], gpu.Call | expanded.Call | None]:
     """`gemm` with these arguments, to be called when all products of a call are prepared; what cannot be done is
     refused before that.
 
@@ -60,7 +61,9 @@ def prepare(
         ValueError: as `check`. What `gpu.prepare` raises.
     """
     if _by_kernel(a, b, out, options):
-        assert isinstance(a, Tensor)
+        if isinstance(a, NVFP4Tensor):
+            assert isinstance(out, Tensor)
+            return expanded.prepare(a, b, out, target=TARGET, **options)
         missing = -a.shape[-1] % ROW_ELEMENTS
         if not missing:
             return gpu.prepare(a, b, out, target=TARGET, **options)
@@ -94,8 +97,8 @@ def _nothing(call: object) -> None:
 
 def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, options: Mapping[str, Any]) -> bool:
     """Whether a kernel does the product: it can, and is asked for or better at so many rows."""
-    floating = isinstance(a, Tensor) and a.dtype in (torch.float16, torch.bfloat16)
-    if not floating or b.layout != FRAGMENT or b.ndim > 2 or not isinstance(out, Tensor):
+    kernels_take = isinstance(a, NVFP4Tensor) or a.dtype in (torch.float16, torch.bfloat16)
+    if not kernels_take or b.layout != FRAGMENT or b.ndim > 2 or not isinstance(out, Tensor):
         return False
     asked = options.get("config") is not None or options.get("invariant", False)
     return asked or math.prod(out.shape[:-1]) < EXPAND_FROM
@@ -108,7 +111,7 @@ def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None
         ValueError: invariant results or a configuration are asked for, or fp32 ones while torch multiplies fp32 in
             TF32.
     """
-    kernels = "needs fp16 or bf16 activations and one weight in layout 'fragment'"
+    kernels = "needs fp16, bf16 or NVFP4 activations and one weight in layout 'fragment'"
     if invariant:
         raise ValueError(f"invariant: True, but on sm90 that {kernels}; otherwise the order of summation depends on M")
     if config is not None:

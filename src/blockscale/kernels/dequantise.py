@@ -1,6 +1,10 @@
 """NVFP4 to bf16 or fp16, without tensor cores: the same text for every architecture from sm_90 on.
 
-Each number is code x scale, exact in either type; the global scale is not applied. What lies in layout
+Each number is code x scale, exact in either type; global scales are not applied. For the product that multiplies by
+these numbers and knows two factors (`arithmetic.Alpha`), they can be multiplied on the side: with `factors` the first
+thread writes two fp32 numbers whose product is that of two global scales, alpha, and an fp64 number.
+
+What lies in layout
 
     linear, 128x4   a lane takes eight codes at a time: a word in, 16 bytes out, a warp's 256 consecutive k of a row
     fragment        a warp takes a unit of 16 rows x 128 k: as the tensor cores of Hopper would have it in registers,
@@ -9,8 +13,9 @@ Each number is code x scale, exact in either type; the global scale is not appli
 A warp asks for all that it works on before it begins. CTAs of 8 warps: in the first two layouts rows r and r + 1 of
 each 32 of 128, whose scales share a sector of 32 bytes in "128x4"; in the last, units that follow each other along k.
 
-The kernel after it in the stream may start while this one runs (PTX: griddepcontrol.launch_dependents). This one
-starts when what is ahead of it has ended, so that the next one finds everything but these results as it will stay.
+Its launch prepares itself while the kernel ahead of it in the stream ends; it touches nothing, and does not let the
+next one start, before that has ended (PTX: griddepcontrol). So whatever the next one reads ahead of its own wait, other
+than these results, is as it will stay.
 
 Codes are looked up in tables of a byte a code (PTX: prmt): the upper bytes of the magnitudes 0 to 6, and, where they
 are not all 0, the lower ones.
@@ -20,11 +25,12 @@ Shared memory: 16 rows of 272 bytes a warp for units, the 16 so that no bank is 
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import BFloat16, Float16, Int32, Int64, cute
+from cutlass import BFloat16, Float16, Float64, Int32, Int64, cute
 
 from blockscale.formats.fragment import CODE_BYTES, DEPTH, ROWS, UNIT_BYTES
 from blockscale.formats.layouts import ATOM_BLOCKS, ATOMS, BLOCK, FRAGMENT, ROW_ALIGN
 from blockscale.kernels.parts import async_copies, weights
+from blockscale.kernels.parts.arithmetic import Alpha
 
 WARP = 32
 WARPS = 8
@@ -44,14 +50,15 @@ class Dequantise:
     Args:
         layout: "linear", "128x4" or "fragment". dtype: of the result, "bf16" or "fp16".
         depth: words of codes that a lane has in flight in the first two layouts, units of a warp in the last.
+        factors: whether there are any to be multiplied.
     """
 
-    def __init__(self, layout, dtype, depth):
-        self.layout, self.dtype, self.depth = layout, dtype, depth
+    def __init__(self, layout, dtype, depth, factors):
+        self.layout, self.dtype, self.depth, self.factors = layout, dtype, depth, factors
 
     def __repr__(self):
         """Also in the kernel's name."""
-        return f"Dequantise_{self.layout}_{self.dtype}_{self.depth}"
+        return f"Dequantise_{self.layout}_{self.dtype}_{self.depth}" + "_factors" * self.factors
 
     @cute.jit
     def __call__(
@@ -59,6 +66,11 @@ class Dequantise:
         codes: cute.Pointer,
         scales: cute.Pointer,
         out: cute.Pointer,
+        unit: cute.Pointer,
+        other: cute.Pointer,
+        alpha: cute.Pointer,
+        total: cute.Pointer,
+        factor: Float64,
         matrices: Int32,
         rows: Int32,
         blocks: Int32,
@@ -70,6 +82,7 @@ class Dequantise:
         Args:
             codes: (matrices, rows, 8 x blocks) bytes, or units. scales: bytes in their layout; of units anything.
             out: (matrices, rows, width), aligned to 16 bytes. width: a multiple of 8, at most what `blocks` hold.
+            unit, other, alpha: fp32, one each. factor: one more, by value. total: fp32 (2,). Without `factors` anything.
         """
         if cutlass.const_expr(self.layout == FRAGMENT):
             tiles, smem = cute.ceil_div(rows, ROWS), WARPS * ROWS * PITCH
@@ -77,8 +90,8 @@ class Dequantise:
         else:
             tiles, smem = cute.ceil_div(rows, ROW_ALIGN) * (ROW_ALIGN // WARPS), 0
             chunks = cute.ceil_div(width, WARP * self.depth * VECTOR)
-        self.kernel(codes, scales, out, tiles, rows, blocks, width).launch(
-            grid=[matrices * tiles, chunks, 1], block=[WARP * WARPS, 1, 1], smem=smem, stream=stream
+        self.kernel(codes, scales, out, (unit, other, alpha), factor, total, tiles, rows, blocks, width).launch(
+            grid=[matrices * tiles, chunks, 1], block=[WARP * WARPS, 1, 1], smem=smem, use_pdl=True, stream=stream
         )
 
     @cute.kernel
@@ -87,14 +100,23 @@ class Dequantise:
         codes: cute.Pointer,
         scales: cute.Pointer,
         out: cute.Pointer,
+        given: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
+        factor: Float64,
+        total: cute.Pointer,
         tiles: Int32,
         rows: Int32,
         blocks: Int32,
         width: Int32,
     ):
-        cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         cta, chunk, _ = cute.arch.block_idx()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.factors):  # noqa: SIM102 (decided while tracing)
+            if (thread == 0) & (cta == 0) & (chunk == 0):
+                x, power = Alpha(given, factor).load()
+                total.store(x)
+                (total + 1).store(power)
         lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
         matrix, tile = cta // tiles, cta % tiles
         if cutlass.const_expr(self.layout == FRAGMENT):

@@ -126,7 +126,7 @@ def test_what_is_refused():
     x, w = uniform(5, 200), weight(300, 200)[0]
     plain = w.with_layout("128x4")
     for more in ({"invariant": True}, {"config": candidates()[0]}):
-        with pytest.raises(ValueError, match="needs fp16 or bf16 activations and one weight in layout 'fragment'"):
+        with pytest.raises(ValueError, match="needs fp16, bf16 or NVFP4 activations and one weight in layout 'frag"):
             bs.gemm(x, plain, **more)
     with pytest.raises(ValueError, match=r"config\.tile: 128 rows, expected one of 1, 2, 4"):
         bs.gemm(x, w, config=bs.Config())
