@@ -82,7 +82,7 @@ class Dequantise:
         Args:
             codes: (matrices, rows, 8 x blocks) bytes, or units. scales: bytes in their layout; of units anything.
             out: (matrices, rows, width), aligned to 16 bytes. width: a multiple of 8, at most what `blocks` hold.
-            unit, other, alpha: fp32, one each. factor: one more, by value. total: fp32 (2,). Without `factors` anything.
+            unit, other, alpha: fp32, one each. factor: one more, by value. total: fp32 (2,). Without `factors`: any.
         """
         if cutlass.const_expr(self.layout == FRAGMENT):
             tiles, smem = cute.ceil_div(rows, ROWS), WARPS * ROWS * PITCH
