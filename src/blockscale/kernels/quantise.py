@@ -37,6 +37,9 @@ ROWS = 8  # of a CTA
 ATOM_BYTES = ROW_ALIGN * ATOM_BLOCKS
 EXACT = 0x5D800000  # 2^60: up to there quotients may be the fast ones
 EXACT_UNIT = 0x26800000, 0x58800000  # 2^-50 and 2^50: likewise the global scale
+# Blocks with a largest magnitude from here to there, in global scales, have normal scales that are not too small, so
+# that no quotient reaches 7: from a little above 6 x 2^-6 to what is clearly below 6 x 464.
+NORMAL = 0.0938, 2730.0
 SMALLEST_UNIT = 2.0**-126
 LARGEST = float.fromhex("0x1.fffffep127")
 
@@ -92,7 +95,7 @@ class Quantise:
         scales: cute.Pointer,
         out_unit: cute.Pointer,
         eps: Float64,
-        divisor: Float64,
+        constant: Float64,
         matrices: Int32,
         m: Int32,
         k: Int32,
@@ -108,16 +111,17 @@ class Quantise:
         Args:
             x: (matrices, m, k), rows `ld` and matrices `ld_matrix` numbers apart; 2 k of them with a gate.
             weight: (k,) of the norm. groups: (experts,) int32, rows of each; both anything where there is none.
-            unit: fp32, the global scale; dynamic: the bits of the largest magnitude, which the first stage raises.
+            unit: fp32, a part of the global scale; dynamic: the bits of the largest magnitude, which the first stage
+                raises.
             codes: (matrices, m, k_pad / 2) bytes. scales: bytes in their layout. out_unit: fp32, the global scale.
-            eps: of the norm. divisor: of the largest magnitude.
+            eps: of the norm. constant: what the largest magnitude is divided by, or `unit` is multiplied by.
             tiles: of 8 rows of a matrix, those of the padding included. splits: CTAs that share a tile.
         """
         self.kernel(
             x,
             (weight, eps),
             (groups, experts),
-            (unit, divisor),
+            (unit, constant),
             (codes, scales, out_unit),
             (m, k),
             (ld, ld_matrix),
@@ -298,23 +302,27 @@ class Quantise:
 
     @cute.jit
     def global_scale(self, unit, out, thread, cta, split):
-        g = unit[0].load()
+        found, constant = unit[0].load(), Float32(unit[1])
+        g = ieee.multiply(found, constant)
         if cutlass.const_expr(self.dynamic):
-            amax = g
-            g = cute.arch.fmax(ieee.divide(amax, Float32(unit[1])), Float32(SMALLEST_UNIT))
-            g = Float32(cutlass.select_(amax == 0.0, Float32(1.0), g))
-            if (thread == 0) & (cta == 0) & (split == 0):
-                out.store(g)
+            g = cute.arch.fmax(ieee.divide(found, constant), Float32(SMALLEST_UNIT))
+            g = Float32(cutlass.select_(found == 0.0, Float32(1.0), g))
+        if (thread == 0) & (cta == 0) & (split == 0):
+            out.store(g)
         return g
 
     @cute.jit
     def write(self, outputs, g, row, weight, factor, place, block, step, rounds, blocks, k, lane):
         codes, scales, _ = outputs
         fast_unit = (ieee.bits(g) >= EXACT_UNIT[0]) & (ieee.bits(g) <= EXACT_UNIT[1])
-        sixth, by_unit = ieee.FastQuotients.by_constant(6.0), ieee.FastQuotients.by(g)
+        least, most = (ieee.bits(ieee.multiply(g, Float32(factor))) for factor in NORMAL)
+        most = Int32(cutlass.select_(fast_unit, cutlass.min(most, Int32(EXACT)), Int32(-1)))
+        short = self.before is None and self.x.dtype != "fp32"
+        fast = ieee.ShortQuotients if short else ieee.FastQuotients
+        sixth, by_unit = fast.by_constant(6.0), fast.by(g)
         divisions = ieee.Quotients(Float32(6.0)), ieee.Quotients(g)
         row_codes = codes.toint() + place.row * (blocks * (BLOCK // 2))
-        words_to = scales.toint() + place.scales
+        bytes_to = scales.toint() + place.scales + lane % ATOM_BLOCKS
         rWords = self.registers()
         self.load(rWords, row, weight, block, k, place.there)
         for _ in cutlass.range(rounds, unroll=1):
@@ -323,29 +331,26 @@ class Quantise:
             scale, low, high = Int32(0), Int32(0), Int32(0)
             if place.there & (block < blocks):
                 found = self.block(words, factor)
-                if fast_unit & (found.amax <= EXACT):
-                    scale, low, high = self.quantised(found, g, sixth, by_unit, ieee.FastQuotients.by)
-                else:
-                    most = ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0))  # that the scale can hold
-                    bounded = found.finite(cute.arch.fmin(most, Float32(LARGEST)))
-                    scale, low, high = self.quantised(bounded, g, *divisions, ieee.Quotients)
+                if (found.amax >= least) & (found.amax <= most):
+                    scale, low, high = self.quantised(found, g, sixth, by_unit, fast.by, True)
+                elif found.amax != 0:
+                    limit = ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0))  # that the scale can hold
+                    bounded = found.finite(cute.arch.fmin(limit, Float32(LARGEST)))
+                    scale, low, high = self.quantised(bounded, g, *divisions, ieee.Quotients, False)
                 cute.arch.inline_ptx(
                     "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
                     read_only_args=[row_codes + block * (BLOCK // 2), low, high],
                 )
-            word = scale << lane % ATOM_BLOCKS * 8
-            word = word | _other(word, 1)
-            word = word | _other(word, 2)
-            written = (lane % ATOM_BLOCKS == 0) & (block < blocks)
+            written = block < blocks
             if cutlass.const_expr(self.layout == "linear"):
                 written = written & place.there
             if written:
-                address = words_to + Int64(block // ATOM_BLOCKS) * place.step
-                cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+                address = bytes_to + Int64(block // ATOM_BLOCKS) * place.step
+                cute.arch.inline_ptx("st.global.b8 [{$r0}], {$r1};", read_only_args=[address, scale])
             block += step
 
-    def quantised(self, block, g, sixth, by_unit, quotients):
-        """(the byte of the scale, two words of codes with their signs)."""
+    def quantised(self, block, g, sixth, by_unit, quotients, fast):
+        """(the byte of the scale, two words of codes with their signs). `fast`: the block is within NORMAL."""
         amax = ieee.number(block.amax)
         largest = e2m1.scale_byte(by_unit.of(sixth.of(amax)))
         candidates = [largest]
@@ -353,14 +358,16 @@ class Quantise:
             candidates.append(e2m1.scale_byte(by_unit.of(ieee.multiply(amax, Float32(0.25)))))
         elif self.method == "mse":
             candidates += [cutlass.max(largest - 1, Int32(0)), cutlass.min(largest + 1, Int32(0x7E))]
-        fast = quotients is not ieee.Quotients  # otherwise fp32 may not hold squares
-        encoded = [e2m1.encode(block.magnitudes, s, g, quotients, len(candidates) > 1 and fast) for s in candidates]
+        # The scale below the nearest one takes quotients beyond 7, and fp32 may not hold squares of any number.
+        how = quotients, len(candidates) > 1 and fast, fast and self.method != "mse"
+        encoded = [e2m1.encode(block.values, s, g, *how) for s in candidates]
         best = encoded[0]
         for other in encoded[1:]:
-            best = _chosen(e2m1.better(block.magnitudes, best, other, fast), other, best)
-        low, high = (word | signs for word, signs in zip(best.words, block.signs, strict=True))
-        nothing = best.scale == 0
-        return best.scale, *(Int32(cutlass.select_(nothing, Int32(0), word)) for word in (low, high))
+            best = _chosen(e2m1.better(block.values, best, other, fast), other, best)
+        words = [word | signs for word, signs in zip(best.words, block.signs, strict=True)]
+        if not fast:
+            words = [Int32(cutlass.select_(best.scale == 0, Int32(0), word)) for word in words]
+        return best.scale, *words
 
 
 def _chosen(which, first, second):

@@ -63,7 +63,7 @@ class Variant:
         }
         return Entry(
             pointers,
-            dict.fromkeys(("eps", "divisor"), "fp64")
+            dict.fromkeys(("eps", "constant"), "fp64")
             | dict.fromkeys(("matrices", "m", "k"), "int32")
             | dict.fromkeys(("ld", "ld_matrix"), "int64")
             | dict.fromkeys(("experts", "tiles", "splits"), "int32"),
@@ -132,7 +132,7 @@ def launcher_for(device: torch.device) -> Launcher | None:
 def quantise(
     launcher: Launcher,
     x: Tensor,
-    unit: Tensor | None,
+    unit: Tensor | float | None,
     *,
     method: str,
     layout: str,
@@ -144,7 +144,7 @@ def quantise(
     """Codes, scales and global scale of `x`, (..., M, K) or with a gate (..., M, 2 K); the arguments are checked.
 
     Args:
-        unit: fp32 () on the device of `x`, or None for that of the tensor itself.
+        unit: a number or fp32 () on the device of `x`, or None for that of the tensor itself.
         layout: "linear", "128x4" or "128x4-grouped", with int32 `groups`.
 
     Raises:
@@ -162,13 +162,18 @@ def quantise(
     codes = torch.empty(*batch, m, round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
     scales = torch.empty(*batch, scale_rows, columns, dtype=torch.uint8, device=x.device)
     amax = None if unit is not None else torch.zeros((), dtype=torch.float32, device=x.device)
-    out_unit = torch.ones((), dtype=torch.float32, device=x.device) if unit is None else unit.clone()
-    if x.numel():
+    out_unit = torch.empty((), dtype=torch.float32, device=x.device)
+    if not x.numel():
+        out_unit.copy_(unit) if isinstance(unit, Tensor) else out_unit.fill_(1.0 if unit is None else unit)
+    else:
         rows = Rows.of(x)
         flat = rows.as_one_matrix()
         rows = flat if layout == LINEAR else rows
         weight = None if norm_weight is None else norm_weight.detach().contiguous()
-        call = _Call(launcher, k, rows, weight, groups, eps, METHODS[method].divisor)
+        # Of what is in memory the scale is a quotient, or a multiple: a number needs no kernel of its own to get there.
+        given = unit if isinstance(unit, Tensor) else launcher.one
+        constant = METHODS[method].divisor if unit is None else 1.0 if isinstance(unit, Tensor) else unit
+        call = _Call(launcher, k, rows, weight, groups, eps, constant)
         vectors = rows.in_vectors(k) and (weight is None or Rows.of(weight.view(1, -1)).in_vectors(k))
         before = activation if weight is None else "rms_norm"
         of_weight = None if weight is None else DTYPES[weight.dtype]
@@ -178,7 +183,7 @@ def quantise(
             replace(call, rows=flat).run(first, -(-flat.m // ROWS), unit=amax)
         # Padding rows are written too.
         tiles = -(-(rows.m if layout == LINEAR else scale_rows) // ROWS)
-        call.run(code, tiles, unit=out_unit if amax is None else amax, codes=codes, scales=scales, out_unit=out_unit)
+        call.run(code, tiles, unit=given if amax is None else amax, codes=codes, scales=scales, out_unit=out_unit)
     return codes, scales.view(torch.float8_e4m3fn), out_unit
 
 
@@ -192,7 +197,7 @@ class _Call:
     weight: Tensor | None
     groups: Tensor | None
     eps: float
-    divisor: float
+    constant: float
 
     def run(self, variant: Variant, tiles: int, *, unit: Tensor, **outputs: Tensor) -> None:
         """Launch a kernel; `unit` is the global scale or the largest magnitude. It has the outputs that are given."""
@@ -208,7 +213,7 @@ class _Call:
         sizes[0] = rows.bytes
         values = {
             "eps": self.eps,
-            "divisor": self.divisor,
+            "constant": self.constant,
             "matrices": rows.matrices,
             "m": rows.m,
             "k": self.k,
