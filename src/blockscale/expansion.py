@@ -36,22 +36,29 @@ class Variant:
     layout: str
     dtype: str
     depth: int
-    factors: bool
+    factors: str | None
 
     def __str__(self) -> str:
-        return f"expand {self.layout}, {self.dtype}, {self.depth}" + ", factors" * self.factors
+        return f"expand {self.layout}, {self.dtype}, {self.depth}" + (
+            f", factors {self.factors}" if self.factors else ""
+        )
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Two global scales and alpha, fp32 () on the device, and a number; and where their product goes: fp32 (2,), two
-    numbers whose product it is."""
+    """Two global scales and alpha, fp32 () on the device, and a number; and where their product goes.
+
+    Attributes:
+        total: fp32 (2,), two numbers whose product it is. If it is `folded`, it is the first one alone, and the second
+            is 0; a power of two may be in what is expanded: see `kernels.dequantise`.
+    """
 
     unit: Tensor
     other: Tensor
     alpha: Tensor
     factor: float
     total: Tensor
+    folded: bool = False
 
 
 ENTRY = Entry(
@@ -103,7 +110,8 @@ def expand(
     around = (one, one, one, one) if given is None else (given.unit, given.other, given.alpha, given.total)
     pointers = codes, scales, out.data_ptr(), *(x.data_ptr() for x in around)
     sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel(), 4, 4, 4, 4 if given is None else 8
-    variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout], given is not None)
+    way = None if given is None else "folded" if given.folded else "beside"
+    variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout], way)
     values = 1.0 if given is None else given.factor, matrices, m, blocks, out.shape[-1]
     launcher.launch(_function(launcher, variant), pointers, sizes, values)
 
@@ -127,7 +135,7 @@ def _function(launcher: Launcher, variant: Variant) -> Function:
 
 def variants() -> list[Variant]:
     """The kernels of every layout and dtype, with factors and without."""
-    ways = itertools.product(LAYOUTS, DTYPES.values(), (False, True))
+    ways = itertools.product(LAYOUTS, DTYPES.values(), (None, "beside", "folded"))
     return [Variant(layout, dtype, DEPTH[layout], factors) for layout, dtype, factors in ways]
 
 

@@ -20,22 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.backends import expanded, gpu, groups, loop
+from blockscale.backends import expanded, gpu, groups, loop, matmul
 from blockscale.config import Config
 from blockscale.families.sm90.choice import EXPAND_FROM
 from blockscale.families.sm90.grouped.choice import MOST_ROWS
-from blockscale.formats.layouts import BLOCK, FRAGMENT, LINEAR
+from blockscale.formats.layouts import FRAGMENT
 from blockscale.grouped import Grouped
 from blockscale.launch import emulated
 from blockscale.problem import target_named
 from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
-_STRIP = 1 << 25  # elements of a weight that are expanded at a time
 ROW_ELEMENTS = 8  # a kernel's rows of activations start at multiples of 16 bytes
 
 TARGET = target_named("sm_90a")
-ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 
 def why_not() -> str | None:
@@ -143,52 +141,5 @@ def gemm(
         gemm(a, b, y, alpha=alpha, bias=bias, activation=activation)
         quantize_into(y, out)
         return
-    dtype = torch.bfloat16 if isinstance(a, NVFP4Tensor) else a.dtype
-    if out.numel() == 0:
-        return
-    rows = expand(a, dtype) if isinstance(a, NVFP4Tensor) else a
-    step = max(1, _STRIP // b.shape[-1])
-    b = b.with_layout(LINEAR)
-    codes, scales = b.codes, b.scales
-    for start in range(0, b.shape[-2], step):
-        strip = slice(start, start + step)
-        weight = _values(codes[..., strip, :], scales[..., strip, :], dtype)[..., : b.shape[-1]]
-        y = _product(rows, weight).mul_(b.global_scale)
-        if isinstance(a, NVFP4Tensor):
-            y.mul_(a.global_scale)
-        y.mul_(alpha)
-        if bias is not None:
-            y.add_(bias[strip])
-        out[..., strip] = y if activation is None else ACTIVATIONS[activation](y)
-
-
-def expand(t: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
-    """code x scale, (..., M, K) in `dtype`, exact."""
-    t = t.with_layout(LINEAR)
-    return _values(t.codes, t.scales, dtype)[..., : t.shape[-1]]
-
-
-def _values(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., R, K_pad) from packed codes and linear scales.
-
-    E2M1's exponent and mantissa, put where bf16 has its own, make a number that is 2^126 too small: the difference
-    between the two formats' exponent biases. That holds for E2M1's subnormal 0.5 too.
-    """
-    nibbles = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2).to(torch.int16)
-    bits = ((nibbles & 7) << 6) | ((nibbles & 8) << 12)
-    values = bits.view(torch.bfloat16).float().mul_(2.0**126)
-    values.view(*scales.shape, BLOCK).mul_(scales.float().unsqueeze(-1))
-    return values.to(dtype)
-
-
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., M, K) @ weight (..., N, K)^T with fp32 sums, (..., M, N) fp32."""
-    if x.dtype == torch.float32 or x.device.type != "cuda":
-        return x.float() @ weight.float().mT
-    if math.prod(weight.shape[:-2]) == 1:
-        y = torch.mm(x.reshape(-1, x.shape[-1]), weight.reshape(weight.shape[-2:]).T, out_dtype=torch.float32)
-        batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
-        return y.view(*batch, x.shape[-2], weight.shape[-2])
-    batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
-    left, right = (t.expand(*batch, -1, -1).flatten(0, -3) for t in (x, weight))
-    return torch.bmm(left, right.mT, out_dtype=torch.float32).view(*batch, x.shape[-2], weight.shape[-2])
+    if out.numel():
+        matmul.product(a, b, out, target=TARGET, alpha=alpha, bias=bias, activation=activation)

@@ -1,8 +1,12 @@
 """NVFP4 to bf16 or fp16, without tensor cores: the same text for every architecture from sm_90 on.
 
-Each number is code x scale, exact in either type; global scales are not applied. For the product that multiplies by
-these numbers and knows two factors (`arithmetic.Alpha`), they can be multiplied on the side: with `factors` the first
-thread writes two fp32 numbers whose product is that of two global scales, alpha, and an fp64 number.
+Each number is code x scale, exact in either type; global scales are not applied. Their product with alpha and an fp64
+number can be made on the side, by the first thread, for the kernel that multiplies by the numbers. As fp32 it takes a
+power of two more where it is no normal number (`arithmetic.Alpha`). `factors` says what becomes of that:
+
+    beside    written as a second number
+    folded    multiplied with every bf16 number, exact but for numbers beyond the range of bf16; in fp16, which has no
+              room, with the first number, which then is no normal one. The second number is 0: cuBLAS's beta
 
 What lies in layout
 
@@ -25,7 +29,7 @@ Shared memory: 16 rows of 272 bytes a warp for units, the 16 so that no bank is 
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import BFloat16, Float16, Float64, Int32, Int64, cute
+from cutlass import BFloat16, Float16, Float32, Float64, Int32, Int64, cute
 
 from blockscale.formats.fragment import CODE_BYTES, DEPTH, ROWS, UNIT_BYTES
 from blockscale.formats.layouts import ATOM_BLOCKS, ATOMS, BLOCK, FRAGMENT, ROW_ALIGN
@@ -38,6 +42,9 @@ VECTOR = 8  # numbers that a lane writes at once: 16 bytes
 PITCH = DEPTH * 2 + 16  # bytes between rows of a unit in shared memory
 ATOM_BYTES = ROW_ALIGN * ATOM_BLOCKS
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
+MOST_FOLDED = 2.0**100  # what is larger makes all sums infinite already
+LARGEST = float.fromhex("0x1.fffffep127")
+_FACTOR = {"bf16": 0x43004300, "fp16": 0x58005800}  # twice weights.FACTOR
 _TABLES = {  # of the upper and of the lower bytes of 0, 0.5, 1, 1.5 | 2, 3, 4, 6
     "bf16": ((0x3F3F3F00, 0x40404040), (0xC0800000, 0xC0804000)),
     "fp16": ((0x3E3C3800, 0x46444240), None),
@@ -50,15 +57,16 @@ class Dequantise:
     Args:
         layout: "linear", "128x4" or "fragment". dtype: of the result, "bf16" or "fp16".
         depth: words of codes that a lane has in flight in the first two layouts, units of a warp in the last.
-        factors: whether there are any to be multiplied.
+        factors: None without them, "beside" or "folded".
     """
 
     def __init__(self, layout, dtype, depth, factors):
         self.layout, self.dtype, self.depth, self.factors = layout, dtype, depth, factors
+        self.folds = factors == "folded" and dtype == "bf16"
 
     def __repr__(self):
         """Also in the kernel's name."""
-        return f"Dequantise_{self.layout}_{self.dtype}_{self.depth}" + "_factors" * self.factors
+        return f"Dequantise_{self.layout}_{self.dtype}_{self.depth}" + (f"_{self.factors}" if self.factors else "")
 
     @cute.jit
     def __call__(
@@ -112,23 +120,37 @@ class Dequantise:
         cta, chunk, _ = cute.arch.block_idx()
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
-        if cutlass.const_expr(self.factors):  # noqa: SIM102 (decided while tracing)
+        power = Float32(1.0)
+        if cutlass.const_expr(self.folds):
+            _, power = Alpha(given, factor).load()
+            power = cute.arch.fmin(power, Float32(MOST_FOLDED))
+        if cutlass.const_expr(self.factors is not None):  # noqa: SIM102 (decided while tracing)
             if (thread == 0) & (cta == 0) & (chunk == 0):
-                x, power = Alpha(given, factor).load()
-                total.store(x)
-                (total + 1).store(power)
+                first, second = self.product(given, factor)
+                total.store(first)
+                (total + 1).store(second)
         lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
-        matrix, tile = cta // tiles, cta % tiles
+        place = cta // tiles, cta % tiles, chunk, lane, warp
         if cutlass.const_expr(self.layout == FRAGMENT):
-            self.units(codes.toint(), out.toint(), cta, matrix, tile, chunk, rows, width, lane, warp)
+            self.units(codes.toint(), out.toint(), power, cta, place, rows, width)
         else:
-            self.words(codes.toint(), scales.toint(), out.toint(), matrix, tile, chunk, rows, blocks, width, lane, warp)
+            self.words(codes.toint(), scales.toint(), out.toint(), power, place, rows, blocks, width)
+
+    def product(self, given, factor):
+        """What is written of the factors."""
+        x, power = Alpha(given, factor).load()
+        if self.factors == "beside":
+            return x, power
+        if not self.folds:
+            x = cute.arch.fmax(cute.arch.fmin(x * power, Float32(LARGEST)), Float32(-LARGEST))
+        return x, Float32(0.0)
 
     # Rows.
 
     @cute.jit
-    def words(self, codes, scales, out, matrix, tile, chunk, rows, blocks, width, lane, warp):
+    def words(self, codes, scales, out, power, place, rows, blocks, width):
         """`depth` times 256 numbers of the warp's row."""
+        matrix, tile, chunk, lane, warp = place
         local = tile // 16 * ROW_ALIGN + tile % 16 * 2 + warp % 2 + warp // 2 * 32
         row = Int64(matrix) * rows + local
         if cutlass.const_expr(self.layout == ATOMS):
@@ -152,6 +174,8 @@ class Dequantise:
         for i in cutlass.range_constexpr(self.depth):
             vector = first + i * WARP
             scale = _scale(rScales[i], self.dtype)
+            if cutlass.const_expr(self.folds):
+                scale = _product(scale, _twice(power), self.dtype)
             values = [word for half in (0, 1) for word in _values(rCodes[i], half, self.dtype)]
             values = [_product(word, scale, self.dtype) for word in values]
             _store_16(out + (row * width + vector * VECTOR) * 2, values, vector < vectors)
@@ -159,8 +183,9 @@ class Dequantise:
     # Units.
 
     @cute.jit
-    def units(self, codes, out, slab, matrix, tile, chunk, rows, width, lane, warp):
+    def units(self, codes, out, power, slab, place, rows, width):
         """`depth` units of 16 rows, `slab` of all matrices."""
+        matrix, tile, chunk, lane, warp = place
         units = cute.ceil_div(width, DEPTH)
         first = chunk * (WARPS * self.depth) + warp
         tile_codes = codes + Int64(slab) * units * UNIT_BYTES
@@ -171,12 +196,13 @@ class Dequantise:
             parts = at + lane * 16, at + CODE_BYTES // 2 + lane * 16, at + CODE_BYTES + lane // 4 * 16
             rWords[i] = [word for part in parts for word in async_copies.load_once_16(part, unit < units)]
         smem = cute.arch.get_dyn_smem(Int32, alignment=16).toint() + warp * (ROWS * PITCH)
+        factor = _twice(power * weights.FACTOR) if self.folds else Int32(_FACTOR[self.dtype])
         corner = out + (Int64(matrix) * rows + tile * ROWS) * width * 2
         for i in cutlass.range_constexpr(self.depth):
             if first + i * WARPS < units:
                 self.unit(rWords[i], smem, lane)
                 cute.arch.sync_warp()
-                self.write(corner, smem, first + i * WARPS, rows - tile * ROWS, width, lane)
+                self.write(corner, smem, factor, first + i * WARPS, rows - tile * ROWS, width, lane)
                 cute.arch.sync_warp()
 
     @cute.jit
@@ -194,10 +220,9 @@ class Dequantise:
                 )
 
     @cute.jit
-    def write(self, corner, smem, unit, rows, width, lane):
+    def write(self, corner, smem, factor, unit, rows, width, lane):
         """The unit from shared memory to rows of the result, those that are there."""
         row, column = lane // (DEPTH // VECTOR), lane % (DEPTH // VECTOR) * VECTOR
-        factor = _constant(weights.FACTOR, self.dtype)
         there = unit * DEPTH + column < width
         target = corner + (Int64(row) * width + unit * DEPTH + column) * 2
         for i in cutlass.range_constexpr(ROWS // 2):
@@ -261,10 +286,9 @@ def _values(word: Int32, half: int, dtype: str) -> tuple[Int32, Int32]:
     return cute.arch.inline_ptx(code, write_only_types=[Int32] * 2, read_only_args=[word])
 
 
-def _constant(value: float, dtype: str) -> Int32:
-    """Twice a power of two."""
-    bits = {"bf16": {128.0: 0x4300}, "fp16": {128.0: 0x5800}}[dtype][value]
-    return Int32(bits * 0x10001)
+def _twice(power: Float32) -> Int32:
+    """A power of two as a pair of bf16."""
+    return (power.bitcast(Int32) >> 16) * 0x10001
 
 
 def _product(pair: Int32, factors: Int32, dtype: str) -> Int32:

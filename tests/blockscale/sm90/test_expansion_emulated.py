@@ -6,7 +6,7 @@ from operands import every_code_and_scale, quantize_on_cpu, same_bits
 
 import blockscale as bs
 from blockscale import expansion, reference
-from blockscale.backends import sm90
+from blockscale.backends import matmul
 from blockscale.expansion import Factors, expand, width
 from blockscale.kernels.waits import before_the_wait
 from blockscale.problem import target_named
@@ -31,7 +31,7 @@ def expanded(t, dtype, arch="sm_90a", rows=None, **how):
 def test_every_code_times_every_scale_is_exact(layout, dtype):
     t = every_code_and_scale(49, 328)
     out = expanded(t.with_layout(layout), dtype)
-    assert same_bits(out.float() + 0.0, sm90.expand(t, torch.float32) + 0.0)  # -0.0 + 0.0 is 0.0
+    assert same_bits(out.float() + 0.0, matmul.values(t, torch.float32) + 0.0)  # -0.0 + 0.0 is 0.0
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_every_code_times_every_scale_is_exact(layout, dtype):
 def test_batches_and_odd_sizes(layout, shape):
     t = quantize_on_cpu(torch.randn(shape)).with_layout(layout)
     out = expanded(t, torch.bfloat16)
-    assert torch.equal(out[..., : shape[-1]], sm90.expand(t, torch.bfloat16))
+    assert torch.equal(out[..., : shape[-1]], matmul.values(t, torch.bfloat16))
     assert not out[..., shape[-1] :].any()
 
 
@@ -49,7 +49,7 @@ def test_strips_of_rows(layout, start):
     t = every_code_and_scale(start + 30, 64)
     out = expanded(t.with_layout(layout), torch.float16, rows=slice(start, start + 20))
     assert start % expansion.strip_rows(layout) == 0
-    assert torch.equal(out, sm90.expand(t, torch.float16)[start : start + 20])
+    assert torch.equal(out, matmul.values(t, torch.float16)[start : start + 20])
 
 
 @pytest.mark.parametrize("layout", expansion.LAYOUTS)
@@ -67,7 +67,7 @@ def test_a_scale_that_is_nan_gives_nan(layout):
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_other_architectures_take_the_same_text(arch):
     t = every_code_and_scale(5, 64)
-    assert torch.equal(expanded(t, torch.bfloat16, arch), sm90.expand(t, torch.bfloat16))
+    assert torch.equal(expanded(t, torch.bfloat16, arch), matmul.values(t, torch.bfloat16))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,21 @@ def test_factors_are_multiplied_on_the_side(unit, other, alpha, factor):
     for x in numbers:
         exact *= float(x)
     assert abs(float(total[0]) * float(total[1]) - exact) <= 2.0**-24 * abs(exact)
+
+
+@pytest.mark.parametrize("layout", ["128x4", "fragment"])
+@pytest.mark.parametrize("unit", [0.3, 2.0**-120, 2.0**70])
+def test_factors_are_folded(unit, layout):
+    number = torch.tensor(unit)
+    total, t = torch.full((2,), torch.nan), every_code_and_scale(20, 72)
+    out = torch.empty(20, 72, dtype=torch.bfloat16)
+    with bs.emulated("sm_90a") as gpu:
+        expand(
+            gpu, t.with_layout(layout), out, factors=Factors(number, number, torch.tensor(1.0), 1.0, total, folded=True)
+        )
+    exact = matmul.values(t, torch.float32).double() * float(number) ** 2
+    assert total[1] == 0
+    assert ((out.double() * float(total[0]) - exact).abs() <= 2.0**-24 * exact.abs()).all()
 
 
 def test_nothing_is_touched_before_the_wait():

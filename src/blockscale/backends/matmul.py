@@ -1,0 +1,178 @@
+"""Products of Hopper by a matrix product of others: weights are expanded to bf16 or fp16, a strip of rows at a time,
+which is exact, and go through cuBLAS. Where there is no GPU, torch does both, in fp32.
+
+Global scales and alpha are multiplied on the device, while the first strip is expanded, and cuBLAS takes their product
+from there; it adds a bias and rounds once. What it does not do (another activation than relu, a bias of another dtype
+than a 16-bit result) is done in fp32, strip by strip.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from blockscale import arguments, expansion
+from blockscale.backends import gpu
+from blockscale.expansion import Factors
+from blockscale.formats.layouts import BLOCK, FRAGMENT, LINEAR, round_up
+from blockscale.launch import cublas, cuda, emulated
+from blockscale.plan import Launcher
+from blockscale.problem import Target
+from blockscale.tensor import NVFP4Tensor
+
+ACTIVATIONS = {"relu": torch.relu_, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+STRIP = 1 << 25  # elements of a weight that are expanded at a time
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What becomes of sums: act(them + bias)."""
+
+    bias: Tensor | None
+    activation: str | None
+
+    def by_cublas(self, out: Tensor) -> bool:
+        """Whether `multiply` does it, but for a relu."""
+        exact = self.bias is None or self.bias.dtype == out.dtype or out.dtype == torch.float32
+        return exact and self.activation in (None, "relu")
+
+
+def product(
+    a: NVFP4Tensor | Tensor,
+    b: NVFP4Tensor,
+    out: Tensor,
+    *,
+    target: Target,
+    alpha: float | Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+) -> None:
+    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments."""
+    launcher = cuda.launcher(target, out.device) if out.is_cuda else emulated.active()
+    layouts = expansion.LAYOUTS if launcher is not None else (LINEAR,)
+    weight = b if b.layout in layouts else b.with_layout(LINEAR)
+    one = b.global_scale.new_ones(()) if launcher is None else launcher.one
+    checked = arguments.check_alpha(alpha, out.device)
+    factor, tensor = (1.0, checked) if isinstance(checked, Tensor) else (checked, one)
+    unit = a.global_scale if isinstance(a, NVFP4Tensor) else one
+    factors = Factors(unit, b.global_scale, tensor, factor, torch.empty(2, device=out.device), folded=True)
+    x = expand(launcher, a) if isinstance(a, NVFP4Tensor) else a
+    ending = Ending(bias, activation)
+    for rows, matrix, result in _matrices(x, weight, out):
+        _by_strips(launcher, rows, matrix, result, factors, ending, one)
+
+
+def _matrices(x: Tensor, weight: NVFP4Tensor, out: Tensor) -> Iterator[tuple[Tensor, NVFP4Tensor, Tensor]]:
+    """Products of two matrices, as few as do it: rows of activations, the weight and rows of the result."""
+    batch = out.shape[:-2]
+    if math.prod(weight.shape[:-2]) == 1:
+        rows = x.expand(*batch, -1, -1).reshape(-1, x.shape[-1])
+        if rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]:
+            rows = rows.contiguous()
+        if gpu.rows_apart(out) is not None:
+            yield rows, _matrix(weight, 0), out.view(-1, out.shape[-1])
+            return
+        result = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        yield rows, _matrix(weight, 0), result.view(-1, out.shape[-1])
+        out.copy_(result)
+        return
+    numbers = torch.arange(math.prod(weight.shape[:-2])).view(weight.shape[:-2]).expand(batch)
+    wide = x.expand(*batch, -1, -1)
+    for at in itertools.product(*map(range, batch)):
+        yield from _matrices(wide[at], _matrix(weight, int(numbers[at])), out[at])
+
+
+def _matrix(t: NVFP4Tensor, number: int) -> NVFP4Tensor:
+    """One of a batch, without a copy."""
+    kept = 3 if t.layout == FRAGMENT else 2
+    codes = t.codes.view(-1, *t.codes.shape[-kept:])[number]
+    scales = t.scales if t.layout == FRAGMENT else t.scales.view(-1, *t.scales.shape[-2:])[number]
+    return replace(t, codes=codes, scales=scales, shape=t.shape[-2:])
+
+
+def _by_strips(
+    launcher: Launcher | None,
+    x: Tensor,
+    weight: NVFP4Tensor,
+    out: Tensor,
+    factors: Factors,
+    ending: Ending,
+    one: Tensor,
+) -> None:
+    n, k = weight.shape
+    aligned = expansion.strip_rows(weight.layout)
+    step = min(round_up(n, aligned), max(aligned, STRIP // k // aligned * aligned))
+    dtype = torch.float16 if x.dtype == torch.float16 else torch.bfloat16
+    numbers = torch.empty(step, expansion.width(k), dtype=dtype, device=x.device)
+    direct = ending.by_cublas(out)
+    sums = None if direct else torch.empty(len(x), step, dtype=torch.float32, device=x.device)
+    for start in range(0, n, step):
+        strip = slice(start, min(start + step, n))
+        rows = strip.stop - strip.start
+        _expand(launcher, weight, numbers[:rows], strip, factors)
+        result = out[:, strip] if sums is None else sums[:, :rows]
+        if ending.bias is not None:
+            result.copy_(ending.bias[strip])
+        _multiply(x, numbers[:rows, : x.shape[-1]], result, factors.total, one if ending.bias is not None else None)
+        if ending.activation is not None:
+            result = ACTIVATIONS[ending.activation](result)
+        if sums is not None:
+            out[:, strip] = result
+
+
+def _multiply(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, one: Tensor | None) -> None:
+    """out = total x @ weight^T, and with a `one` of fp32 what is in `out` is added."""
+    if out.is_cuda and x.dtype != torch.float32:
+        cublas.multiply(x, weight, out, total[0], total[1] if one is None else one)
+        return
+    y = (x.float() @ weight.float().T).mul_(total[0])
+    out.copy_(y if one is None else y.add_(out))
+
+
+def expand(launcher: Launcher | None, t: NVFP4Tensor) -> Tensor:
+    """code x scale as bf16, (..., M, width(K)), exact."""
+    t = t if t.layout in expansion.LAYOUTS else t.with_layout(LINEAR)
+    out = torch.empty(*t.shape[:-1], expansion.width(t.shape[-1]), dtype=torch.bfloat16, device=t.device)
+    if launcher is None:
+        _fill(out, values(t, out.dtype))
+    else:
+        expansion.expand(launcher, t, out)
+    return out
+
+
+def _expand(launcher: Launcher | None, weight: NVFP4Tensor, out: Tensor, strip: slice, factors: Factors) -> None:
+    """As `expansion.expand`, which is for kernels."""
+    if launcher is not None:
+        expansion.expand(launcher, weight, out, strip, factors)
+        return
+    size = torch.Size((len(out), weight.shape[-1]))
+    part = replace(weight, codes=weight.codes[strip], scales=weight.scales[strip], shape=size)
+    _fill(out, values(part, out.dtype))
+    units = factors.unit.double() * factors.other.double()
+    factors.total.copy_(torch.stack((units * factors.alpha.double() * factors.factor, torch.zeros_like(units))))
+
+
+def _fill(out: Tensor, numbers: Tensor) -> None:
+    """Zeros beyond K."""
+    k = numbers.shape[-1]
+    out[..., :k] = numbers
+    out[..., k:] = 0
+
+
+def values(t: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
+    """code x scale, (..., M, K) in `dtype`, by torch.
+
+    E2M1's exponent and mantissa, put where bf16 has its own, make a number that is 2^126 too small: the difference
+    between the two formats' exponent biases. That holds for E2M1's subnormal 0.5 too.
+    """
+    t = t.with_layout(LINEAR)
+    nibbles = torch.stack((t.codes & 0xF, t.codes >> 4), dim=-1).flatten(-2).to(torch.int16)
+    bits = ((nibbles & 7) << 6) | ((nibbles & 8) << 12)
+    found = bits.view(torch.bfloat16).float().mul_(2.0**126)
+    found.view(*t.scales.shape, BLOCK).mul_(t.scales.float().unsqueeze(-1))
+    return found.to(dtype)[..., : t.shape[-1]]
