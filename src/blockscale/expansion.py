@@ -25,6 +25,7 @@ from blockscale.tensor import NVFP4Tensor
 KERNEL = "blockscale.kernels.dequantise"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LAYOUTS = (LINEAR, ATOMS, FRAGMENT)
+MOST_MATRICES = 65_535  # of a grid's third dimension
 VECTOR = 8  # numbers that a row is padded to a multiple of
 DEPTH = {LINEAR: 4, ATOMS: 4, FRAGMENT: 2}
 
@@ -91,6 +92,7 @@ def expand(
         rows: begins at a multiple of `strip_rows` of the layout.
 
     Raises:
+        ValueError: there are more than 65,535 matrices, not in layout "linear".
         CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
     """
     if t.codes.data_ptr() % ENTRY.pointers["codes"].align:
@@ -112,6 +114,8 @@ def expand(
     sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel(), 4, 4, 4, 4 if given is None else 8
     way = None if given is None else "folded" if given.folded else "beside"
     variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout], way)
+    if matrices > MOST_MATRICES:
+        raise ValueError(f"shape: {tuple(t.shape)}, {matrices} matrices, expected at most {MOST_MATRICES}")
     values = 1.0 if given is None else given.factor, matrices, m, blocks, out.shape[-1]
     launcher.launch(_function(launcher, variant), pointers, sizes, values)
 

@@ -88,6 +88,7 @@ class Dequantise:
         """Launches the kernel.
 
         Args:
+            matrices: at most 65,535.
             codes: (matrices, rows, 8 x blocks) bytes, or units. scales: bytes in their layout; of units anything.
             out: (matrices, rows, width), aligned to 16 bytes. width: a multiple of 8, at most what `blocks` hold.
             unit, other, alpha: fp32, one each. factor: one more, by value. total: fp32 (2,). Without `factors`: any.
@@ -98,8 +99,8 @@ class Dequantise:
         else:
             tiles, smem = cute.ceil_div(rows, ROW_ALIGN) * (ROW_ALIGN // WARPS), 0
             chunks = cute.ceil_div(width, WARP * self.depth * VECTOR)
-        self.kernel(codes, scales, out, (unit, other, alpha), factor, total, tiles, rows, blocks, width).launch(
-            grid=[matrices * tiles, chunks, 1], block=[WARP * WARPS, 1, 1], smem=smem, use_pdl=True, stream=stream
+        self.kernel(codes, scales, out, (unit, other, alpha), factor, total, rows, blocks, width).launch(
+            grid=[tiles, chunks, matrices], block=[WARP * WARPS, 1, 1], smem=smem, use_pdl=True, stream=stream
         )
 
     @cute.kernel
@@ -111,13 +112,12 @@ class Dequantise:
         given: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         factor: Float64,
         total: cute.Pointer,
-        tiles: Int32,
         rows: Int32,
         blocks: Int32,
         width: Int32,
     ):
         thread, _, _ = cute.arch.thread_idx()
-        cta, chunk, _ = cute.arch.block_idx()
+        tile, chunk, matrix = cute.arch.block_idx()
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         power = Float32(1.0)
@@ -125,14 +125,14 @@ class Dequantise:
             _, power = Alpha(given, factor).load()
             power = cute.arch.fmin(power, Float32(MOST_FOLDED))
         if cutlass.const_expr(self.factors is not None):  # noqa: SIM102 (decided while tracing)
-            if (thread == 0) & (cta == 0) & (chunk == 0):
+            if (thread == 0) & (tile == 0) & (chunk == 0) & (matrix == 0):
                 first, second = self.product(given, factor)
                 total.store(first)
                 (total + 1).store(second)
         lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
-        place = cta // tiles, cta % tiles, chunk, lane, warp
+        place = matrix, tile, chunk, lane, warp
         if cutlass.const_expr(self.layout == FRAGMENT):
-            self.units(codes.toint(), out.toint(), power, cta, place, rows, width)
+            self.units(codes.toint(), out.toint(), power, place, rows, width)
         else:
             self.words(codes.toint(), scales.toint(), out.toint(), power, place, rows, blocks, width)
 
@@ -183,12 +183,12 @@ class Dequantise:
     # Units.
 
     @cute.jit
-    def units(self, codes, out, power, slab, place, rows, width):
-        """`depth` units of 16 rows, `slab` of all matrices."""
+    def units(self, codes, out, power, place, rows, width):
+        """`depth` units of 16 rows."""
         matrix, tile, chunk, lane, warp = place
         units = cute.ceil_div(width, DEPTH)
         first = chunk * (WARPS * self.depth) + warp
-        tile_codes = codes + Int64(slab) * units * UNIT_BYTES
+        tile_codes = codes + (Int64(matrix) * cute.ceil_div(rows, ROWS) + tile) * units * UNIT_BYTES
         rWords = [[Int32(0)] * weights.WORDS] * self.depth
         for i in cutlass.range_constexpr(self.depth):
             unit = first + i * WARPS
