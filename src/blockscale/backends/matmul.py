@@ -19,13 +19,14 @@ from torch import Tensor
 from blockscale import arguments, expansion
 from blockscale.backends import gpu
 from blockscale.expansion import Factors
-from blockscale.formats.layouts import BLOCK, FRAGMENT, LINEAR, round_up
+from blockscale.formats.layouts import BLOCK, FRAGMENT, K_ALIGN, LINEAR, round_up
 from blockscale.launch import cublas, cuda, emulated
 from blockscale.plan import Launcher
 from blockscale.problem import Target
 from blockscale.tensor import NVFP4Tensor
 
 ACTIVATIONS = {"relu": torch.relu_, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+LOSS = {torch.bfloat16: 5.6, torch.float16: 7.0}  # of cuBLAS's sums of positive numbers over 1,024 k, in units of 2^-20
 STRIP = 1 << 25  # elements of a weight that are expanded at a time
 
 
@@ -118,11 +119,22 @@ def _by_strips(
         result = out[:, strip] if sums is None else sums[:, :rows]
         if ending.bias is not None:
             result.copy_(ending.bias[strip])
-        _multiply(x, numbers[:rows, : x.shape[-1]], result, factors.total, one if ending.bias is not None else None)
+        added = one if ending.bias is not None else None
+        for part in _parts(x.shape[-1], x.dtype, out.dtype):
+            _multiply(x[:, part], numbers[:rows, part], result, factors.total, added)
+            added = one
         if ending.activation is not None:
             result = ACTIVATIONS[ending.activation](result)
         if sums is not None:
             out[:, strip] = result
+
+
+def _parts(k: int, dtype: torch.dtype, out_dtype: torch.dtype) -> Iterator[slice]:
+    """k cut into parts whose sums keep the contract in fp32; results of 16 bits are rounded a hundred times as much."""
+    loss = LOSS.get(dtype) if out_dtype == torch.float32 else None
+    count = 1 if loss is None else math.ceil(loss * k / (4096 + k))
+    step = round_up(-(-k // count), K_ALIGN)
+    return (slice(start, min(start + step, k)) for start in range(0, k, step))
 
 
 def _multiply(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, one: Tensor | None) -> None:

@@ -6,7 +6,7 @@ from operands import every_code_and_scale, quantize_on_cpu, same_bits
 
 import blockscale as bs
 from blockscale import expansion, reference
-from blockscale.backends import matmul
+from blockscale.backends import matmul, sm90
 from blockscale.expansion import Factors, expand, width
 from blockscale.kernels.waits import before_the_wait
 from blockscale.problem import target_named
@@ -132,3 +132,37 @@ def test_nvfp4_activations(m, layout, options):
     options.pop("activation", None)
     kept = {"out_dtype": torch.float32, "c": reference.tensor_core_tolerance(k)}
     reference.check(out, exact, reference.tolerance(a, w, exact, **options, **kept))
+
+
+@pytest.mark.parametrize(("layout", "launches"), [("linear", 4), ("128x4", 2), ("fragment", 3)])
+def test_weights_are_expanded_in_strips(layout, launches, monkeypatch):
+    n, k = 140, 72
+    monkeypatch.setattr(matmul, "STRIP", 64 * k)
+    x, w = torch.rand(5, k), every_code_and_scale(n, k, layout, positive=True)
+    a = quantize_on_cpu(x) if layout == "linear" else x.half()
+    bias, out = torch.randn(n).half(), torch.full((5, n), torch.nan, dtype=torch.float16)
+    with bs.emulated("sm_90a") as gpu:
+        sm90.gemm(a, w, out, alpha=1e-3, bias=bias, activation="relu")
+    assert len(gpu.reports) == launches
+    exact = reference.gemm(a, w, alpha=1e-3, bias=bias, activation="relu")
+    kept = {"alpha": 1e-3, "bias": bias, "out_dtype": out.dtype, "c": reference.tensor_core_tolerance(k)}
+    reference.check(out, exact, reference.tolerance(a, w, exact, **kept))
+
+
+def test_a_weight_for_each_matrix():
+    x, w = torch.rand(2, 5, 72).bfloat16(), quantize_on_cpu(torch.rand(2, 20, 72))
+    out = torch.full((2, 20, 5), torch.nan).mT  # which no product can be written to
+    with bs.emulated("sm_90a"):
+        sm90.gemm(x, w.with_layout("fragment"), out)
+    exact = reference.gemm(x, w)
+    kept = {"out_dtype": out.dtype, "c": reference.tensor_core_tolerance(72)}
+    reference.check(out, exact, reference.tolerance(x, w, exact, **kept))
+
+
+@pytest.mark.parametrize(("dtype", "k", "parts"), [(torch.bfloat16, 4096, 3), (torch.float16, 8192, 5)])
+def test_sums_in_fp32_are_cut_for_the_contract(dtype, k, parts):
+    found = list(matmul._parts(k, dtype, torch.float32))
+    assert len(found) == parts
+    assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
+    assert found[-1].stop == k
+    assert list(matmul._parts(k, dtype, dtype)) == [slice(0, k)]
