@@ -143,6 +143,7 @@ ROOMS = {
             "compile",
             "config",
             "demo",
+            "expansion",
             "families",
             "heuristics",
             "plan",

@@ -138,9 +138,10 @@ def _function(launcher: Launcher, variant: Variant) -> Function:
 
 
 def variants() -> list[Variant]:
-    """The kernels of every layout and dtype, with factors and without."""
-    ways = itertools.product(LAYOUTS, DTYPES.values(), (None, "beside", "folded"))
-    return [Variant(layout, dtype, DEPTH[layout], factors) for layout, dtype, factors in ways]
+    """The kernels that products take, in every layout: for weights in both dtypes, for activations in bf16."""
+    weights = itertools.product(LAYOUTS, DTYPES.values(), ("folded",))
+    activations = itertools.product(LAYOUTS, ("bf16",), (None, "beside"))
+    return [Variant(layout, dtype, DEPTH[layout], way) for layout, dtype, way in (*weights, *activations)]
 
 
 def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:
