@@ -1,6 +1,6 @@
 """Quantising on a GPU, beside a copy of the same tensor.
 
-    python benchmarks/quantize.py [--rows 8192] [--columns 8192] [--rounds 21] [--out FILE]
+    python benchmarks/quantize.py [--rows 8192] [--columns 8192] [--rounds 21] [--only WORDS] [--out FILE]
 
 A way to quantise is a CUDA graph over copies of its input that no cache holds; graphs are replayed in turn, the order
 turned from round to round, and medians are reported. Before anything is timed, a result of each is compared bit by bit
@@ -88,10 +88,12 @@ def timed(graph: torch.cuda.CUDAGraph, launches: int) -> float:
     return 1e3 * start.elapsed_time(end) / launches
 
 
-def measure(m: int, k: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for every way."""
+def measure(m: int, k: int, rounds: int, only: str) -> list[dict[str, Any]]:
+    """A row for every way whose name begins with `only`."""
     rows = []
     for name, (dtype, options, reads) in ways(k).items():
+        if not name.startswith(only):
+            continue
         width = 2 * k if "activation" in options else k
         xs = inputs(m, width, dtype)
         options = {key: v.cuda() if isinstance(v, torch.Tensor) else v for key, v in options.items()}
@@ -122,12 +124,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rows", 8192), ("columns", 8192), ("rounds", 21)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", default="", help="what names of ways begin with")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch sees no GPU", file=sys.stderr)
         return 2
-    rows = measure(asked.rows, asked.columns, asked.rounds)
+    rows = measure(asked.rows, asked.columns, asked.rounds, asked.only)
     circumstances = {
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),

@@ -28,7 +28,6 @@ from blockscale.quantize.methods import METHODS
 KERNEL = "blockscale.kernels.quantise"
 ROWS, BLOCKS = 8, 32  # of rows and of blocks along k that a CTA takes at a time
 MOST_ROWS = 2**31  # kernels count them in 32 bits
-WAVES = 16  # CTAs a multiprocessor that a launch is cut into, where there is as much
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -49,6 +48,13 @@ class Variant:
         named = {"dynamic": self.dynamic, "vectors": self.vectors}
         parts = [self.stage, self.dtype, self.method, self.layout, self.before, self.weight]
         return "quantize " + ", ".join([part for part in parts if part] + [name for name, on in named.items() if on])
+
+    @property
+    def ctas(self) -> int:
+        """Of a multiprocessor at a time: as many as registers allow without memory taking their place."""
+        if self.stage == "amax":
+            return 6 if self.before is None else 2
+        return 2 if self.before is not None or self.method != "rtn" else 5 if self.dtype != "fp32" else 4
 
     @functools.cached_property
     def entry(self) -> Entry:
@@ -203,8 +209,8 @@ class _Call:
         """Launch a kernel; `unit` is the global scale or the largest magnitude. It has the outputs that are given."""
         rows, launcher = self.rows, self.launcher
         chunks = -(-layouts.blocks(self.k) // BLOCKS)
-        wanted = -(-WAVES * launcher.target.sms // (rows.matrices * tiles))
-        splits = 1 if variant.before == "rms_norm" else min(chunks, wanted)
+        at_once = variant.ctas * launcher.target.sms
+        splits = 1 if variant.before == "rms_norm" else _splits(rows.matrices * tiles, chunks, at_once)
         experts = 0 if variant.layout != GROUPED or self.groups is None else len(self.groups)
         given = {"x": rows.tensor, "weight": self.weight, "groups": self.groups, "unit": unit, **outputs}
         behind = [given.get(name) for name in variant.entry.pointers]
@@ -224,6 +230,17 @@ class _Call:
             "splits": splits,
         }
         launcher.launch(_function(launcher, variant), pointers, sizes, [values[name] for name in variant.entry.values])
+
+
+@functools.lru_cache(maxsize=4096)
+def _splits(tiles: int, chunks: int, at_once: int) -> int:
+    """How many CTAs share a tile, of which each takes every n-th part of its rows: those that are done first, where a
+    CTA's start is as long as a part."""
+
+    def turns(splits: int) -> int:
+        return -(-tiles * splits // at_once) * (-(-chunks // splits) + 1)
+
+    return min(range(1, chunks + 1), key=turns)
 
 
 _functions: dict[tuple[type, str, Variant], Function] = {}
@@ -261,7 +278,7 @@ def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artef
 
 def origin(target: Target, variant: Variant) -> dict[str, Any]:
     """What decides the kernel's code, for the store."""
-    return store.origin_of(target, KERNEL, variant.entry, quantiser=asdict(variant))
+    return store.origin_of(target, KERNEL, variant.entry, quantiser=asdict(variant) | {"ctas": variant.ctas})
 
 
 def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
@@ -273,5 +290,5 @@ def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
     from blockscale.compile import compile_entry
     from blockscale.kernels.quantise import Quantise
 
-    kernel = Quantise(**asdict(variant))  # type: ignore[no-untyped-call]
+    kernel = Quantise(**asdict(variant), ctas=variant.ctas)  # type: ignore[no-untyped-call]
     return compile_entry(kernel, variant.entry, target.arch, str(variant))

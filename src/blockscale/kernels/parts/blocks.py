@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from blockscale.kernels.parts import ieee
 
@@ -50,10 +50,8 @@ class Loader:
         """Registers that a block takes."""
         return BLOCK * self.bytes // 4
 
-    def load(self, rWords, row: Int64, start: Int32, end: Int32, there: Boolean) -> None:
-        """Numbers `start` to `start` + 15 of the row at this address; 0 for those from `end` on, or if not `there`."""
-        left = Int32(cutlass.select_(there, end - start, Int32(0)))
-        address = row + Int64(start) * self.bytes
+    def load(self, rWords, address: Int64, left: Int32) -> None:
+        """16 numbers from this address on; 0 for those from the `left`-th on."""
         if self.vectors:
             numbers = 16 // self.bytes
             for i in range(self.words // 4):

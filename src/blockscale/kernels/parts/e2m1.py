@@ -3,8 +3,8 @@
 E2M1's grid has steps of 1/2 below 2, of 1 below 4, of 2 from there on: those of an fp32 sum on either side of a power
 of two. So |q| + 2^23 - 2 is rounded to the grid as long as |q| is below 4, and |q| + 2^24 - 4 from 2 on, both to even
 codes, and either is too large where it is not right: as integers, shifted so that both start at LOWEST, the smaller
-one is LOWEST plus the code. That holds below 7. For any magnitude there is the integer nearest to a line of three pieces:
-4 u + 2 v + w with u = a / 2, v = a / 2 - 1 and w = a / 2 - 2, each kept within 0 to 1.
+one is LOWEST plus the code. That holds below 7. For any magnitude there is the integer nearest to a line of three
+pieces: 4 u + 2 v + w with u = a / 2, v = a / 2 - 1 and w = a / 2 - 2, each kept within 0 to 1.
 
 As fp32, a code times 2^22 is 2^-126 times what it stands for, subnormal or not.
 """
@@ -110,10 +110,11 @@ def _word(codes: list) -> Int32:
 
 
 @cute.jit
-def better(values, first, second, estimate):
+def better(values, first, second, estimate, matters):
     """Whether `second` restores with a smaller squared error than `first`, in fp64 and in the order of `ieee.tree`.
 
-    With `estimate`, fp32 decides where its error cannot matter: it is at most 2^-20 of a sum.
+    With `estimate`, fp32 decides where its error cannot change that: it is at most 2^-20 of a sum. Anything where the
+    answer does not matter.
     """
     smaller, sure = Boolean(False), Boolean(False)
     if cutlass.const_expr(estimate):
@@ -122,7 +123,7 @@ def better(values, first, second, estimate):
         largest = cute.arch.fmax(first.error, second.error)
         enough = ieee.multiply(largest, Float32(ENOUGH))
         sure = (cute.math.abs(difference) > enough) & (largest > Float32(TINY))
-    if not sure:
+    if matters & ~sure:
         smaller = _error64(values, second) < _error64(values, first)
     return smaller
 
