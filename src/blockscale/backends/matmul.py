@@ -1,16 +1,19 @@
 """Products of Hopper by a matrix product of others: weights are expanded to bf16 or fp16, a strip of rows at a time,
 which is exact, and go through cuBLAS. Where there is no GPU, torch does both, in fp32.
 
+cuBLAS sums in one chain along k from about 1,000 rows on, and of positive numbers that loses `LOSS`, more than the
+result contract allows: so k is cut into parts, whose sums are added in fp32, unless a strip is asked for.
+
 Global scales and alpha are multiplied on the device, while the first strip is expanded, and cuBLAS takes their product
-from there; it adds a bias and rounds once. What it does not do (another activation than relu, a bias of another dtype
-than a 16-bit result) is done in fp32, strip by strip.
+from there; it adds a bias and rounds once. What it does not do (a bias of another dtype than a 16-bit result, another
+activation than relu, parts of k in 16 bits) is done in fp32 first.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,22 +28,47 @@ from blockscale.plan import Launcher
 from blockscale.problem import Target
 from blockscale.tensor import NVFP4Tensor
 
-ACTIVATIONS = {"relu": torch.relu_, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {  # in place
+    "relu": torch.relu_,
+    "gelu": lambda y: y.copy_(torch.nn.functional.gelu(y)),
+    "silu": lambda y: torch.nn.functional.silu(y, inplace=True),
+}
 LOSS = {torch.bfloat16: 5.6, torch.float16: 7.0}  # of cuBLAS's sums of positive numbers over 1,024 k, in units of 2^-20
 STRIP = 1 << 25  # elements of a weight that are expanded at a time
+ROWS = 4096  # of sums that are not yet what is asked for
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What becomes of sums: act(them + bias)."""
+class _Product:
+    """What the products of all matrices share.
 
+    Attributes:
+        launcher: None where torch does everything. one: fp32 () 1.0 on the device.
+        strip: rows of a weight at a time, summed in one chain along k; 0: as the contract takes it.
+    """
+
+    launcher: Launcher | None
+    one: Tensor
+    factors: Factors
     bias: Tensor | None
     activation: str | None
+    strip: int
 
-    def by_cublas(self, out: Tensor) -> bool:
-        """Whether `multiply` does it, but for a relu."""
+    def ends_in(self, out: Tensor) -> bool:
+        """Whether cuBLAS writes there what is right, but for a relu."""
         exact = self.bias is None or self.bias.dtype == out.dtype or out.dtype == torch.float32
         return exact and self.activation in (None, "relu")
+
+    def multiply(self, x: Tensor, weight: Tensor, out: Tensor, parts: list[slice], columns: slice) -> None:
+        """out = act(total x @ weight^T + bias), these columns of it; k part by part."""
+        if self.bias is not None:
+            out.copy_(self.bias[columns])
+        added = None if self.bias is None else self.one
+        for part in parts:
+            _multiply(x[:, part], weight[:, part], out, self.factors.total, added)
+            added = self.one
+        if self.activation is not None:
+            ACTIVATIONS[self.activation](out)
 
 
 def product(
@@ -49,11 +77,12 @@ def product(
     out: Tensor,
     *,
     target: Target,
-    alpha: float | Tensor,
-    bias: Tensor | None,
-    activation: str | None,
+    alpha: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    strip: int = 0,
 ) -> None:
-    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments."""
+    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments. `strip` as of `Config.expand`."""
     launcher = cuda.launcher(target, out.device) if out.is_cuda else emulated.active()
     layouts = expansion.LAYOUTS if launcher is not None else (LINEAR,)
     weight = b if b.layout in layouts else b.with_layout(LINEAR)
@@ -63,9 +92,9 @@ def product(
     unit = a.global_scale if isinstance(a, NVFP4Tensor) else one
     factors = Factors(unit, b.global_scale, tensor, factor, torch.empty(2, device=out.device), folded=True)
     x = expand(launcher, a) if isinstance(a, NVFP4Tensor) else a
-    ending = Ending(bias, activation)
+    shared = _Product(launcher, one, factors, bias, activation, strip)
     for rows, matrix, result in _matrices(x, weight, out):
-        _by_strips(launcher, rows, matrix, result, factors, ending, one)
+        _by_strips(shared, rows, matrix, result)
 
 
 def _matrices(x: Tensor, weight: NVFP4Tensor, out: Tensor) -> Iterator[tuple[Tensor, NVFP4Tensor, Tensor]]:
@@ -96,45 +125,34 @@ def _matrix(t: NVFP4Tensor, number: int) -> NVFP4Tensor:
     return replace(t, codes=codes, scales=scales, shape=t.shape[-2:])
 
 
-def _by_strips(
-    launcher: Launcher | None,
-    x: Tensor,
-    weight: NVFP4Tensor,
-    out: Tensor,
-    factors: Factors,
-    ending: Ending,
-    one: Tensor,
-) -> None:
+def _by_strips(product: _Product, x: Tensor, weight: NVFP4Tensor, out: Tensor) -> None:
     n, k = weight.shape
     aligned = expansion.strip_rows(weight.layout)
-    step = min(round_up(n, aligned), max(aligned, STRIP // k // aligned * aligned))
+    step = min(round_up(n, aligned), round_up(product.strip or max(1, STRIP // k), aligned))
     dtype = torch.float16 if x.dtype == torch.float16 else torch.bfloat16
     numbers = torch.empty(step, expansion.width(k), dtype=dtype, device=x.device)
-    direct = ending.by_cublas(out)
-    sums = None if direct else torch.empty(len(x), step, dtype=torch.float32, device=x.device)
+    parts = [slice(0, x.shape[-1])] if product.strip else _parts(x.shape[-1], x.dtype)
+    direct = product.ends_in(out) and (len(parts) == 1 or out.dtype == torch.float32)
+    block = len(x) if direct else ROWS
+    sums = None if direct else torch.empty(min(len(x), block), step, dtype=torch.float32, device=x.device)
     for start in range(0, n, step):
         strip = slice(start, min(start + step, n))
-        rows = strip.stop - strip.start
-        _expand(launcher, weight, numbers[:rows], strip, factors)
-        result = out[:, strip] if sums is None else sums[:, :rows]
-        if ending.bias is not None:
-            result.copy_(ending.bias[strip])
-        added = one if ending.bias is not None else None
-        for part in _parts(x.shape[-1], x.dtype, out.dtype):
-            _multiply(x[:, part], numbers[:rows, part], result, factors.total, added)
-            added = one
-        if ending.activation is not None:
-            result = ACTIVATIONS[ending.activation](result)
-        if sums is not None:
-            out[:, strip] = result
+        columns = numbers[: strip.stop - strip.start]
+        _expand(product.launcher, weight, columns, strip, product.factors)
+        for first in range(0, len(x), block):
+            rows = x[first : first + block]
+            target = out[first : first + block, strip]
+            result = target if sums is None else sums[: len(rows), : len(columns)]
+            product.multiply(rows, columns, result, parts, strip)
+            if sums is not None:
+                target.copy_(result)
 
 
-def _parts(k: int, dtype: torch.dtype, out_dtype: torch.dtype) -> Iterator[slice]:
-    """k cut into parts whose sums keep the contract in fp32; results of 16 bits are rounded a hundred times as much."""
-    loss = LOSS.get(dtype) if out_dtype == torch.float32 else None
-    count = 1 if loss is None else math.ceil(loss * k / (4096 + k))
+def _parts(k: int, dtype: torch.dtype) -> list[slice]:
+    """k cut into parts whose sums keep the contract."""
+    count = math.ceil(LOSS.get(dtype, 0.0) * k / (4096 + k)) or 1
     step = round_up(-(-k // count), K_ALIGN)
-    return (slice(start, min(start + step, k)) for start in range(0, k, step))
+    return [slice(start, min(start + step, k)) for start in range(0, k, step)]
 
 
 def _multiply(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, one: Tensor | None) -> None:

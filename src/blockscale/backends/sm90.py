@@ -1,17 +1,15 @@
 """The sm_90a backend (H100, H200). Activations in fp16, bf16 or NVFP4 by one weight in layout "fragment": the kernels
-of `kernels/hopper.py`, NVFP4 expanded before (`backends/expanded.py`). Everything else, and more rows than kernels are
-good for: operands are expanded on the device, exactly, and go through torch's matmul; no weight is kept expanded, so
-that saves memory and costs time.
+of `kernels/hopper.py`, NVFP4 expanded before (`backends/expanded.py`). Everything else, and what is asked to
+(`Config.expand`): weights are expanded on the device, exactly, and go through cuBLAS (`backends/matmul.py`); none is
+kept expanded, so that saves memory and costs time.
 
 What the result rests on: code x scale has six significand bits and lies between 2^-10 and 2688,
 exact in bf16 and fp16, so products are exact and sums are fp32; global scales, alpha, bias and activation come after,
-in fp32. What torch's matmul loses of long sums, docs/hopper.md says. Nothing looks at a value or copies from the host,
-so a call can be captured in a CUDA graph.
+in fp32. Nothing looks at a value or copies from the host, so a call can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,10 +20,11 @@ from torch import Tensor
 
 from blockscale.backends import expanded, gpu, groups, loop, matmul
 from blockscale.config import Config
-from blockscale.families.sm90.choice import EXPAND_FROM
+from blockscale.families.sm90.constraints import unbuildable
 from blockscale.families.sm90.grouped.choice import MOST_ROWS
 from blockscale.formats.layouts import FRAGMENT
 from blockscale.grouped import Grouped
+from blockscale.heuristics import Unsupported
 from blockscale.launch import emulated
 from blockscale.problem import target_named
 from blockscale.quantize.quantizer import quantize_into
@@ -94,12 +93,12 @@ def _nothing(call: object) -> None:
 
 
 def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, options: Mapping[str, Any]) -> bool:
-    """Whether a kernel does the product: it can, and is asked for or better at so many rows."""
+    """Whether a kernel does the product: it can, unless cuBLAS is asked for."""
     kernels_take = isinstance(a, NVFP4Tensor) or a.dtype in (torch.float16, torch.bfloat16)
     if not kernels_take or b.layout != FRAGMENT or b.ndim > 2 or not isinstance(out, Tensor):
         return False
-    asked = options.get("config") is not None or options.get("invariant", False)
-    return asked or math.prod(out.shape[:-1]) < EXPAND_FROM
+    config = options.get("config")
+    return config is None or not config.expand
 
 
 def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None) -> None:
@@ -112,8 +111,10 @@ def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None
     kernels = "needs fp16, bf16 or NVFP4 activations and one weight in layout 'fragment'"
     if invariant:
         raise ValueError(f"invariant: True, but on sm90 that {kernels}; otherwise the order of summation depends on M")
-    if config is not None:
-        raise ValueError(f"config: {config}, expected None: on sm90 a configuration {kernels}")
+    if config is not None and not config.expand:
+        raise ValueError(f"config: {config}, expected None or one that expands: on sm90 any other {kernels}")
+    if config is not None and (reason := unbuildable(config, TARGET)) is not None:
+        raise Unsupported(str(reason))
     fp32 = not isinstance(a, NVFP4Tensor) and a.dtype == torch.float32
     if fp32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         raise ValueError("a: float32, while torch.backends.cuda.matmul.allow_tf32 is set; the result would be TF32's")
@@ -138,8 +139,9 @@ def gemm(
     check(a, invariant, config)
     if isinstance(out, NVFP4Tensor):
         y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        gemm(a, b, y, alpha=alpha, bias=bias, activation=activation)
+        gemm(a, b, y, alpha=alpha, bias=bias, activation=activation, config=config)
         quantize_into(y, out)
         return
     if out.numel():
-        matmul.product(a, b, out, target=TARGET, alpha=alpha, bias=bias, activation=activation)
+        strip = 0 if config is None else config.expand
+        matmul.product(a, b, out, target=TARGET, alpha=alpha, bias=bias, activation=activation, strip=strip)

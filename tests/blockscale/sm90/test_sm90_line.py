@@ -250,13 +250,23 @@ def test_what_goes_to_torchs_matmul(recorder):
         run(a, b, out)
     stack = bs.quantize(torch.randn(2, 48, 256)).with_layout("fragment")
     run(x, stack, torch.empty(2, 5, 48))
-    rows = torch.zeros(EXPAND_FROM, 256, dtype=torch.bfloat16)
-    run(rows, w, torch.empty(EXPAND_FROM, 48))
+    run(x, w, out, config=Config(expand=16))
     assert recorder.calls == []
-    run(rows, w, torch.empty(EXPAND_FROM, 48), invariant=True)
-    run(rows, w, torch.empty(EXPAND_FROM, 48), config=candidates()[-1])
-    run(rows[1:], w, torch.empty(EXPAND_FROM - 1, 48))
+    run(x, w, out)
+    run(x, w, out, invariant=True)
+    run(x, w, out, config=candidates()[-1])
     assert len(recorder.calls) == 3
+
+
+def test_a_configuration_that_expands_is_nothing_else(recorder):
+    x, w, out = torch.randn(5, 256).bfloat16(), packed(), torch.empty(5, 48)
+    assert families.supports(W, H200, Config(expand=2048)) is None
+    for wrong in (Config(expand=-1), Config(expand=64, pdl=True)):
+        assert families.supports(W, H200, wrong).argument == "config.expand"
+        with pytest.raises(heuristics.Unsupported, match=r"config\.expand: -?\d+, expected rows of a weight"):
+            run(x, w, out, config=wrong)
+    with pytest.raises(ValueError, match="invariant: True"):
+        run(x, w, out, config=Config(expand=16), invariant=True)
 
 
 @pytest.mark.parametrize("more", [{"invariant": True}, {"config": candidates()[0]}])

@@ -8,7 +8,7 @@ from blockscale.kernels.parts import hopper_memory
 from blockscale.problem import NVFP4, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
-CALL_FIELDS: tuple[str, ...] = ()
+CALL_FIELDS: tuple[str, ...] = ("expand",)
 
 TOKENS = {False: (1, 2, 4, 8, 16), True: tuple(range(8, 65, 8))}  # rows of a that a CTA can take, by `wgmma`
 GROUP = 4  # warps of a warpgroup
@@ -35,7 +35,12 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 
 
 def unbuildable(config: Config, target: Target) -> Reason | None:
-    """Why there can be no such kernel, for any problem, or None."""
+    """Why there can be no such kernel, for any problem, or None; also None where cuBLAS is asked for."""
+    if config.expand:
+        alone = config.expand > 0 and config == Config(expand=config.expand)
+        return (
+            None if alone else Reason("config.expand", f"{config.expand}, expected rows of a weight and nothing else")
+        )
     tokens, rows = config.tile
     unit = GROUP * ROWS if config.wgmma else ROWS
     allowed = TOKENS[config.wgmma]
@@ -84,7 +89,7 @@ def _unbuildable_group(config: Config) -> Reason | None:
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why there is no such kernel, or why it does not do `problem`; None where it does."""
     reason = unbuildable(config, target)
-    if reason is not None:
+    if reason is not None or config.expand:
         return reason
     tiles = -(-problem.m * problem.batch // config.tile[0])
     if tiles > MOST_TOKEN_TILES:
