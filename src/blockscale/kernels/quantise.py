@@ -318,7 +318,7 @@ class Quantise:
 
     @cute.jit
     def write(self, g, source, weight, factor, place, left, codes, scales, step, rounds, k):
-        """Every block as if it were within NORMAL; then, from memory again, those that are not."""
+        """Every block as if it were NORMAL; then, from memory again, those that are not or are not sure."""
         fast_unit = (ieee.bits(g) >= EXACT_UNIT[0]) & (ieee.bits(g) <= EXACT_UNIT[1])
         fast = ieee.ShortQuotients if self.before is None and self.x.dtype != "fp32" else ieee.FastQuotients
         sixth, by_unit = fast.by_constant(6.0), fast.by(g)
@@ -327,47 +327,47 @@ class Quantise:
         steps = BLOCK * self.x.bytes, BLOCK // 2, place.step // ATOM_BLOCKS
         steps = [Int64(step * bytes_) for bytes_ in steps]  # of x, codes and scales
         last = k - round_up(k, K_ALIGN)  # numbers that are left when no block is, padding included
-        rest = Boolean(False)
+        rest = Int32(0)  # a bit for each round, the last one's lowest; of 33 and more rounds some share a bit
         rWords = self.registers()
         self.load(rWords, source, weight, self.here(place, left), k)
         for _ in cutlass.range(rounds, unroll=1):
             words = [rWords[i] for i in range(cute.size(rWords))]
             source += steps[0]
             self.load(rWords, source, weight, self.here(place, left - step * BLOCK), k)
+            rest = _rotated(rest, 1)
             if left > last:
                 found = self.block(words, factor)
                 quotient = by_unit.of(sixth.of(ieee.number(found.amax)))
-                made = self.quantised(found, g, quotient, by_unit, fast.by, self.normal(quotient))
+                made, sure = self.quantised(found, g, quotient, by_unit, fast.by)
                 self.store(place, codes, scales, made)
-                rest = rest | ((found.amax != 0) & ~self.normal(quotient))
+                if (found.amax != 0) & ~(sure & (quotient >= NORMAL[0]) & (quotient <= NORMAL[1])):
+                    rest = rest | 1
             left, codes, scales = left - step * BLOCK, codes + steps[1], scales + steps[2]
-        if rest:
+        if rest != 0:
+            division = ieee.Quotients(g)
             for _ in cutlass.range(rounds, unroll=1):
                 source, codes, scales = source - steps[0], codes - steps[1], scales - steps[2]
                 left += step * BLOCK
-                self.load(rWords, source, weight, self.here(place, left), k)
-                found = self.block([rWords[i] for i in range(cute.size(rWords))], factor)
-                quotient = by_unit.of(sixth.of(ieee.number(found.amax)))
-                if (found.amax != 0) & ~self.normal(quotient):
+                if rest & 1 != 0:
+                    self.load(rWords, source, weight, self.here(place, left), k)
                     limit = ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0))  # that the scale can hold
-                    bounded = found.finite(cute.arch.fmin(limit, Float32(LARGEST)))
-                    division = ieee.Quotients(g)
-                    quotient = division.of(ieee.divide(ieee.number(bounded.amax), Float32(6.0)))
-                    made = self.quantised(bounded, g, quotient, division, ieee.Quotients, Boolean(True))
-                    self.store(place, codes, scales, made)
-
-    def normal(self, quotient):
-        return (quotient >= NORMAL[0]) & (quotient <= NORMAL[1])
+                    found = self.block([rWords[i] for i in range(cute.size(rWords))], factor)
+                    found = found.finite(cute.arch.fmin(limit, Float32(LARGEST)))
+                    quotient = division.of(ieee.divide(ieee.number(found.amax), Float32(6.0)))
+                    made, _ = self.quantised(found, g, quotient, division, ieee.Quotients)
+                    if left > last:
+                        self.store(place, codes, scales, made)
+                rest = _rotated(rest, 31)
 
     def here(self, place, left):
         return Int32(cutlass.select_(place.there, left, Int32(0)))
 
-    def quantised(self, block, g, quotient, by_unit, quotients, matters):
-        """(the byte of the scale, two words of codes with their signs).
+    def quantised(self, block, g, quotient, by_unit, quotients):
+        """((the byte of the scale, two words of codes with their signs), whether that is sure).
 
         Args:
-            quotient: amax / 6 / g. quotients: other than by division they are for those within NORMAL.
-            matters: otherwise what comes out may be anything, but zeros where the block is.
+            quotient: amax / 6 / g, NORMAL unless `quotients` are by division; otherwise what comes out may be anything,
+                but zeros where the block is.
         """
         amax = ieee.number(block.amax)
         largest = e2m1.scale_byte(quotient)
@@ -380,12 +380,14 @@ class Quantise:
         fast = quotients is not ieee.Quotients
         how = quotients, len(candidates) > 1 and fast, fast and self.method != "mse"
         encoded = [e2m1.encode(block.values, s, g, *how) for s in candidates]
-        best = encoded[0]
+        best, sure = encoded[0], Boolean(True)
         for other in encoded[1:]:
-            best = _chosen(e2m1.better(block.values, best, other, fast, matters & (block.amax != 0)), other, best)
+            better, known = e2m1.estimated(best, other) if fast else (e2m1.better(block.values, best, other), True)
+            best, sure = _chosen(better, other, best), sure & known
         words = [word | signs for word, signs in zip(best.words, block.signs, strict=True)]
         nothing = block.amax == 0 if fast else best.scale == 0
-        return best.scale, *(Int32(cutlass.select_(nothing, Int32(0), word)) for word in words)
+        low, high = (Int32(cutlass.select_(nothing, Int32(0), word)) for word in words)
+        return (best.scale, low, high), sure
 
     @cute.jit
     def store(self, place, codes, scales, made):
@@ -403,6 +405,12 @@ def _chosen(which, first, second):
     compared = first.error is not None
     error = Float32(cutlass.select_(which, first.error, second.error)) if compared else None
     return e2m1.Encoded(Int32(cutlass.select_(which, first.scale, second.scale)), d, [a, b], error)
+
+
+def _rotated(word: Int32, left: int) -> Int32:
+    return cute.arch.inline_ptx(
+        f"shf.l.wrap.b32 {{$w0}}, {{$r0}}, {{$r0}}, {left};", write_only_types=[Int32], read_only_args=[word]
+    )
 
 
 def _other(word: Int32, distance: int) -> Int32:

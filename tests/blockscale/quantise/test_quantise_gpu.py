@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from quantised import assert_same, boundaries, every_half, random_bits, special
+from quantised import assert_same, boundaries, every_half, random_bits, special, unusual
 
 import blockscale as bs
 
@@ -39,6 +39,17 @@ def test_random_bits_and_what_is_not_finite(unit, method):
 @pytest.mark.parametrize("unit", [1.0, 1.2345678, 2.0**-126, 1e35, 2.0**-50, 2.0**50])
 def test_every_scale_and_every_boundary_between_codes(unit):
     check(boundaries(unit), global_scale=unit)
+
+
+@pytest.mark.parametrize("method", ["rtn", "four_over_six", "mse"])
+def test_unusual_blocks(method):
+    for rows, k in ((300, 2000), (9, 40_000)):
+        check(unusual(rows, k).bfloat16(), global_scale=0.01, method=method)
+        check(unusual(rows, k), global_scale=0.01, method=method, layout="linear")
+
+
+def test_more_unusual_blocks_than_a_thread_remembers_one_by_one():
+    check(unusual(16, 17_000), norm_weight=torch.ones(17_000), global_scale=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -109,23 +109,18 @@ def _word(codes: list) -> Int32:
     return word - Int32(more - 2**32 if more >= 2**31 else more)
 
 
-@cute.jit
-def better(values, first, second, estimate, matters):
-    """Whether `second` restores with a smaller squared error than `first`, in fp64 and in the order of `ieee.tree`.
+def estimated(first: Encoded, second: Encoded) -> tuple[Boolean, Boolean]:
+    """(whether `second` restores with a smaller squared error than `first`, whether that is sure), in fp32, whose error
+    is at most 2^-20 of a sum."""
+    difference = ieee.subtract(first.error, second.error)
+    largest = cute.arch.fmax(first.error, second.error)
+    enough = ieee.multiply(largest, Float32(ENOUGH))
+    return difference > 0.0, (cute.math.abs(difference) > enough) & (largest > Float32(TINY))
 
-    With `estimate`, fp32 decides where its error cannot change that: it is at most 2^-20 of a sum. Anything where the
-    answer does not matter.
-    """
-    smaller, sure = Boolean(False), Boolean(False)
-    if cutlass.const_expr(estimate):
-        difference = ieee.subtract(first.error, second.error)
-        smaller = difference > 0.0
-        largest = cute.arch.fmax(first.error, second.error)
-        enough = ieee.multiply(largest, Float32(ENOUGH))
-        sure = (cute.math.abs(difference) > enough) & (largest > Float32(TINY))
-    if matters & ~sure:
-        smaller = _error64(values, second) < _error64(values, first)
-    return smaller
+
+def better(values: list, first: Encoded, second: Encoded) -> Boolean:
+    """Whether `second` restores with a smaller squared error than `first`, in fp64 and in the order of `ieee.tree`."""
+    return _error64(values, second) < _error64(values, first)
 
 
 def _square(x: Float32, restored: Float32) -> Float32:
