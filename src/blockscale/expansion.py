@@ -27,7 +27,7 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LAYOUTS = (LINEAR, ATOMS, FRAGMENT)
 MOST_MATRICES = 65_535  # of a grid's third dimension
 VECTOR = 8  # numbers that a row is padded to a multiple of
-DEPTH = {LINEAR: 4, ATOMS: 4, FRAGMENT: 2}
+FEW = 1 << 21  # numbers up to which more CTAs of less work are sooner done (H200, 2026-11-30)
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,15 @@ def expand(
     pointers = codes, scales, out.data_ptr(), *(x.data_ptr() for x in around)
     sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel(), 4, 4, 4, 4 if given is None else 8
     way = None if given is None else "folded" if given.folded else "beside"
-    variant = Variant(t.layout, DTYPES[out.dtype], DEPTH[t.layout], way)
+    variant = Variant(t.layout, DTYPES[out.dtype], _depth(t.layout, matrices * m * out.shape[-1]), way)
     if matrices > MOST_MATRICES:
         raise ValueError(f"shape: {tuple(t.shape)}, {matrices} matrices, expected at most {MOST_MATRICES}")
     values = 1.0 if given is None else given.factor, matrices, m, blocks, out.shape[-1]
     launcher.launch(_function(launcher, variant), pointers, sizes, values)
+
+
+def _depth(layout: str, numbers: int) -> int:
+    return 1 if layout != FRAGMENT and numbers <= FEW else 2
 
 
 def strip_rows(layout: str) -> int:
@@ -141,7 +145,11 @@ def variants() -> list[Variant]:
     """The kernels that products take, in every layout: for weights in both dtypes, for activations in bf16."""
     weights = itertools.product(LAYOUTS, DTYPES.values(), ("folded",))
     activations = itertools.product(LAYOUTS, ("bf16",), (None, "beside"))
-    return [Variant(layout, dtype, DEPTH[layout], way) for layout, dtype, way in (*weights, *activations)]
+    return [
+        Variant(layout, dtype, depth, way)
+        for layout, dtype, way in (*weights, *activations)
+        for depth in ((2,) if layout == FRAGMENT else (1, 2))
+    ]
 
 
 def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artefact:

@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], object]] = {  # in place
     "silu": lambda y: torch.nn.functional.silu(y, inplace=True),
 }
 LOSS = {torch.bfloat16: 5.6, torch.float16: 7.0}  # of cuBLAS's sums of positive numbers over 1,024 k, in units of 2^-20
-STRIP = 1 << 25  # elements of a weight that are expanded at a time
+STRIP = 1 << 26  # elements of a weight that are expanded at a time
 ROWS = 4096  # of sums that are not yet what is asked for
 
 

@@ -1,9 +1,11 @@
 """The dequantiser on a Hopper GPU, and products of NVFP4 activations, graphs and allocations included."""
 
+import dataclasses
+
 import pytest
 import torch
 from operands import every_code_and_scale, same_bits
-from weight_only import check, weight
+from weight_only import DTYPES, check, weight
 
 import blockscale as bs
 from blockscale import expansion
@@ -115,3 +117,45 @@ def test_weights_written_just_before():
         w.codes.copy_(right)
         bs.gemm(a, w, out=out)
         check(out, x, values)
+
+
+@pytest.mark.parametrize("layout", expansion.LAYOUTS)
+@pytest.mark.parametrize(("a", "out"), [("bf16", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp16", "bf16")])
+def test_cublas_in_parts_of_k_keeps_the_contract(layout, a, out):
+    for m, k in ((1030, 4100), (64, 8192), (2048, 8192)):
+        w, values = weight(1000, k, positive=True)
+        x = torch.rand(m, k, device="cuda").to(DTYPES[a])
+        y = torch.full((m, 1000), torch.nan, dtype=DTYPES[out], device="cuda")
+        matmul.product(x, w.with_layout(layout), y, target=sm90.TARGET)
+        check(y, x, values)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
+@pytest.mark.parametrize(("out", "bias"), [("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp16"), ("fp16", None)])
+@pytest.mark.parametrize("strip", [0, 256])
+def test_endings_of_what_goes_to_cublas(out, bias, activation, strip):
+    w, values = weight(1000, 2080, unit=1 / 3000)
+    row = None if bias is None else torch.randn(1000, device="cuda").to(DTYPES[bias])
+    alpha = torch.tensor(-0.5, device="cuda")
+    ends = {"alpha": alpha, "bias": row, "activation": activation}
+    x = torch.randn(300, 2080, device="cuda").bfloat16()
+    y = torch.full((300, 1000), torch.nan, dtype=DTYPES[out], device="cuda")
+    matmul.product(x, w.with_layout("128x4"), y, target=sm90.TARGET, strip=strip, **ends)
+    check(y, x, values, alpha=-0.5, bias=row, activation=activation)
+
+
+@pytest.mark.parametrize("unit", [2.0**-126, 2.0**60])
+def test_global_scales_whose_product_is_no_fp32(unit):
+    """Beside an alpha that brings the result back."""
+    scale = torch.tensor(unit, device="cuda")
+    w, values = weight(300, 512)
+    w = dataclasses.replace(w, global_scale=scale)
+    a, x = nvfp4(70, 512)
+    a = dataclasses.replace(a, global_scale=scale)
+    x = matmul.values(a, torch.float32).double()
+    values = values * 2.0**6 * unit  # `weight` has a global scale of 2^-6
+    alpha = torch.tensor(2.0**120 if unit < 1 else 2.0**-126, device="cuda")
+    y = bs.gemm(a, w, alpha=alpha, out_dtype=torch.float32)
+    check(y, x * unit, values, alpha=float(alpha))
+    matmul.product(a, w.with_layout("128x4"), y.fill_(torch.nan), target=sm90.TARGET, alpha=alpha)
+    check(y, x * unit, values, alpha=float(alpha))
