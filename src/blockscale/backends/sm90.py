@@ -20,7 +20,7 @@ from torch import Tensor
 
 from blockscale.backends import expanded, gpu, groups, loop, matmul
 from blockscale.config import Config
-from blockscale.families.sm90.constraints import unbuildable
+from blockscale.families.sm90.constraints import unexpandable
 from blockscale.families.sm90.grouped.choice import MOST_ROWS
 from blockscale.formats.layouts import FRAGMENT
 from blockscale.grouped import Grouped
@@ -113,7 +113,7 @@ def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None
         raise ValueError(f"invariant: True, but on sm90 that {kernels}; otherwise the order of summation depends on M")
     if config is not None and not config.expand:
         raise ValueError(f"config: {config}, expected None or one that expands: on sm90 any other {kernels}")
-    if config is not None and (reason := unbuildable(config, TARGET)) is not None:
+    if config is not None and (reason := unexpandable(config)) is not None:
         raise Unsupported(str(reason))
     fp32 = not isinstance(a, NVFP4Tensor) and a.dtype == torch.float32
     if fp32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:

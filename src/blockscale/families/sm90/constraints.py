@@ -35,12 +35,7 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 
 
 def unbuildable(config: Config, target: Target) -> Reason | None:
-    """Why there can be no such kernel, for any problem, or None; also None where cuBLAS is asked for."""
-    if config.expand:
-        alone = config.expand > 0 and config == Config(expand=config.expand)
-        return (
-            None if alone else Reason("config.expand", f"{config.expand}, expected rows of a weight and nothing else")
-        )
+    """Why there can be no such kernel, for any problem, or None."""
     tokens, rows = config.tile
     unit = GROUP * ROWS if config.wgmma else ROWS
     allowed = TOKENS[config.wgmma]
@@ -88,8 +83,10 @@ def _unbuildable_group(config: Config) -> Reason | None:
 
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why there is no such kernel, or why it does not do `problem`; None where it does."""
+    if config.expand:
+        return unexpandable(config)
     reason = unbuildable(config, target)
-    if reason is not None or config.expand:
+    if reason is not None:
         return reason
     tiles = -(-problem.m * problem.batch // config.tile[0])
     if tiles > MOST_TOKEN_TILES:
@@ -120,3 +117,10 @@ def smem(config: Config) -> int:
     assert config.chunk is not None
     _, whole = hopper_memory.of_warps(tokens, warps(config), config.chunk, config.buffers)
     return whole
+
+
+def unexpandable(config: Config) -> Reason | None:
+    """Why a configuration that sets `expand` says something else, or None."""
+    if config.expand > 0 and config == Config(expand=config.expand):
+        return None
+    return Reason("config.expand", f"{config.expand}, expected rows of a weight and nothing else")
