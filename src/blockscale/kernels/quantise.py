@@ -314,7 +314,7 @@ class Quantise:
             g = Float32(cutlass.select_(found == 0.0, Float32(1.0), g))
         if (thread == 0) & (cta == 0) & (split == 0):
             out.store(g)
-        return g
+        return ieee.number(cute.arch.make_warp_uniform(ieee.bits(g)))
 
     @cute.jit
     def write(self, g, source, weight, factor, place, left, codes, scales, step, rounds, k):
