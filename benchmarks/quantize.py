@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import statistics
@@ -52,9 +53,14 @@ def ways(k: int) -> dict[str, tuple[torch.dtype, dict[str, Any], float]]:
     return found
 
 
+@functools.cache
+def numbers(m: int, k: int) -> torch.Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(1))
+
+
 def inputs(m: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Copies of one tensor that are cold when they are read in turn."""
-    x = torch.randn(m, k, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = numbers(m, k).to(dtype)
     count = max(2, math.ceil(COLD_BYTES / (x.numel() * x.element_size())))
     return [x.cuda() for _ in range(count)]
 
@@ -63,7 +69,7 @@ def check(x: torch.Tensor, options: dict[str, Any], found: bs.NVFP4Tensor) -> No
     """Raises RuntimeError where bits are not the CPU's."""
     expected = bs.quantize(x.cpu(), **{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in options.items()})
     for name in ("codes", "scales", "global_scale"):
-        left, right = (getattr(t, name).cpu().view(torch.uint8) for t in (found, expected))
+        left, right = (getattr(t, name).cpu().reshape(-1).view(torch.uint8) for t in (found, expected))
         if not torch.equal(left, right):
             raise RuntimeError(f"{name}: {int((left != right).sum())} bytes differ from the CPU's")
 

@@ -27,6 +27,7 @@ from blockscale.quantize.methods import METHODS
 
 KERNEL = "blockscale.kernels.quantise"
 ROWS, BLOCKS = 8, 32  # of rows and of blocks along k that a CTA takes at a time
+WAVES = 4  # times that a launch fills the GPU with CTAs, where there is as much to do
 MOST_ROWS = 2**31  # kernels count them in 32 bits
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -52,9 +53,11 @@ class Variant:
     @property
     def ctas(self) -> int:
         """Of a multiprocessor at a time: as many as registers allow without memory taking their place."""
+        if self.before is not None:
+            return 2
         if self.stage == "amax":
-            return 6 if self.before is None else 2
-        return 2 if self.before is not None or self.method != "rtn" else 5 if self.dtype != "fp32" else 4
+            return 6
+        return 2 if self.method != "rtn" else 5 if self.dtype != "fp32" and self.layout == ATOMS else 4
 
     @functools.cached_property
     def entry(self) -> Entry:
@@ -209,8 +212,8 @@ class _Call:
         """Launch a kernel; `unit` is the global scale or the largest magnitude. It has the outputs that are given."""
         rows, launcher = self.rows, self.launcher
         chunks = -(-layouts.blocks(self.k) // BLOCKS)
-        at_once = variant.ctas * launcher.target.sms
-        splits = 1 if variant.before == "rms_norm" else _splits(rows.matrices * tiles, chunks, at_once)
+        wanted = round(WAVES * variant.ctas * launcher.target.sms / (rows.matrices * tiles))
+        splits = 1 if variant.before == "rms_norm" else max(1, min(chunks, wanted))
         experts = 0 if variant.layout != GROUPED or self.groups is None else len(self.groups)
         given = {"x": rows.tensor, "weight": self.weight, "groups": self.groups, "unit": unit, **outputs}
         behind = [given.get(name) for name in variant.entry.pointers]
@@ -230,17 +233,6 @@ class _Call:
             "splits": splits,
         }
         launcher.launch(_function(launcher, variant), pointers, sizes, [values[name] for name in variant.entry.values])
-
-
-@functools.lru_cache(maxsize=4096)
-def _splits(tiles: int, chunks: int, at_once: int) -> int:
-    """How many CTAs share a tile, of which each takes every n-th part of its rows: those that are done first, where a
-    CTA's start is as long as a part."""
-
-    def turns(splits: int) -> int:
-        return -(-tiles * splits // at_once) * (-(-chunks // splits) + 1)
-
-    return min(range(1, chunks + 1), key=turns)
 
 
 _functions: dict[tuple[type, str, Variant], Function] = {}
