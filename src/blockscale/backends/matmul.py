@@ -5,8 +5,8 @@ cuBLAS sums in one chain along k from about 1,000 rows on, and of positive numbe
 result contract allows: so k is cut into parts, whose sums are added in fp32, unless a strip is asked for.
 
 Global scales and alpha are multiplied on the device, while the first strip is expanded, and cuBLAS takes their product
-from there; it adds a bias and rounds once. What it does not do (a bias of another dtype than a 16-bit result, another
-activation than relu, parts of k in 16 bits) is done in fp32 first.
+from there; it adds a bias and rounds once. What it does not do (a 16-bit result of another dtype than activations or
+bias have, another activation than relu, parts of k in 16 bits) is done in fp32 first.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class _Product:
     activation: str | None
     strip: int
 
-    def ends_in(self, out: Tensor) -> bool:
-        """Whether cuBLAS writes there what is right, but for a relu."""
+    def ends_in(self, out: Tensor, dtype: torch.dtype) -> bool:
+        """Whether cuBLAS, given numbers of `dtype`, writes there what is right, but for a relu."""
         exact = self.bias is None or self.bias.dtype == out.dtype or out.dtype == torch.float32
-        return exact and self.activation in (None, "relu")
+        return exact and out.dtype in (dtype, torch.float32) and self.activation in (None, "relu")
 
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor, parts: list[slice], columns: slice) -> None:
         """out = act(total x @ weight^T + bias), these columns of it; k part by part."""
@@ -132,7 +132,7 @@ def _by_strips(product: _Product, x: Tensor, weight: NVFP4Tensor, out: Tensor) -
     dtype = torch.float16 if x.dtype == torch.float16 else torch.bfloat16
     numbers = torch.empty(step, expansion.width(k), dtype=dtype, device=x.device)
     parts = [slice(0, x.shape[-1])] if product.strip else _parts(x.shape[-1], x.dtype)
-    direct = product.ends_in(out) and (len(parts) == 1 or out.dtype == torch.float32)
+    direct = product.ends_in(out, dtype) and (len(parts) == 1 or out.dtype == torch.float32)
     block = len(x) if direct else ROWS
     sums = None if direct else torch.empty(min(len(x), block), step, dtype=torch.float32, device=x.device)
     for start in range(0, n, step):
