@@ -99,19 +99,21 @@ def expand(
         t = replace(t, codes=t.codes.clone())
     *batch, m, k = t.shape
     matrices, blocks = math.prod(batch), layouts.blocks(k)
-    codes, scales = t.codes.data_ptr(), t.scales.data_ptr() or launcher.one.data_ptr()
+    before = 0, 0
     if rows is not None:
-        codes += rows.start * (t.codes.stride(-3) // ROWS if t.layout == FRAGMENT else t.codes.stride(-2))
-        scales += 0 if t.layout == FRAGMENT else rows.start * blocks
         m = rows.stop - rows.start
+        of_row = t.codes.stride(-3) // ROWS if t.layout == FRAGMENT else t.codes.stride(-2)
+        before = rows.start * of_row, 0 if t.layout == FRAGMENT else rows.start * blocks
+    codes, scales = t.codes.view(-1)[before[0] :], t.scales.view(-1)[before[1] :]
     if t.layout == LINEAR:
         matrices, m = 1, matrices * m
     if not out.numel():
         return
     one, given = launcher.one, factors
     around = (one, one, one, one) if given is None else (given.unit, given.other, given.alpha, given.total)
-    pointers = codes, scales, out.data_ptr(), *(x.data_ptr() for x in around)
-    sizes = t.codes.numel(), t.scales.numel() or 4, 2 * out.numel(), 4, 4, 4, 4 if given is None else 8
+    behind = codes, scales if scales.numel() else one, out, *around
+    pointers = [x.data_ptr() for x in behind]
+    sizes = [x.numel() * x.element_size() for x in behind]
     way = None if given is None else "folded" if given.folded else "beside"
     variant = Variant(t.layout, DTYPES[out.dtype], _depth(t.layout, matrices * m * out.shape[-1]), way)
     if matrices > MOST_MATRICES:

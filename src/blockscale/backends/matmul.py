@@ -82,10 +82,16 @@ def product(
     activation: str | None = None,
     strip: int = 0,
 ) -> None:
-    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments. `strip` as of `Config.expand`."""
+    """out = act(alpha x a @ b^T + bias); the caller has checked the arguments. `strip` as of `Config.expand`.
+
+    Raises:
+        TypeError, ValueError: operands that were put together by hand are not dense. CompilerMissing, CompileError: the
+            kernel that expands has to be compiled and cannot be. RuntimeError: cuBLAS is not there or refuses.
+    """
     launcher = cuda.launcher(target, out.device) if out.is_cuda else emulated.active()
     layouts = expansion.LAYOUTS if launcher is not None else (LINEAR,)
     weight = b if b.layout in layouts else b.with_layout(LINEAR)
+    gpu.check_dense("b", weight)
     one = b.global_scale.new_ones(()) if launcher is None else launcher.one
     checked = arguments.check_alpha(alpha, out.device)
     factor, tensor = (1.0, checked) if isinstance(checked, Tensor) else (checked, one)
@@ -167,6 +173,7 @@ def _multiply(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, one: Tensor
 def expand(launcher: Launcher | None, t: NVFP4Tensor) -> Tensor:
     """code x scale as bf16, (..., M, width(K)), exact."""
     t = t if t.layout in expansion.LAYOUTS else t.with_layout(LINEAR)
+    gpu.check_dense("a", t)
     out = torch.empty(*t.shape[:-1], expansion.width(t.shape[-1]), dtype=torch.bfloat16, device=t.device)
     if launcher is None:
         _fill(out, values(t, out.dtype))
