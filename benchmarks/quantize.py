@@ -13,7 +13,6 @@ call, allocations, compiling.
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import json
 import math
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 import blockscale as bs
+from blockscale.bench import record
 
 COLD_BYTES = 512 * 2**20
 GOAL = 0.8
@@ -137,13 +137,9 @@ def main() -> int:
         print("torch sees no GPU", file=sys.stderr)
         return 2
     rows = measure(asked.rows, asked.columns, asked.rounds, asked.only)
-    circumstances = {
-        "date": datetime.date.today().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "shape": [asked.rows, asked.columns],
-        "rounds": asked.rounds,
-    }
+    circumstances = record.circumstances(torch.device("cuda"), asked.rounds)
+    del circumstances["protocol"]  # of products
+    circumstances |= {"shape": [asked.rows, asked.columns], "rounds": asked.rounds, "cold_bytes": COLD_BYTES}
     if asked.out:
         asked.out.write_text(json.dumps({**circumstances, "ways": rows}, indent=1) + "\n")
     judged = [row for row in rows if row["way"].startswith("bf16, rtn")]

@@ -148,9 +148,6 @@ class Quantise:
         m, k = size
         thread, _, _ = cute.arch.thread_idx()
         cta, split, _ = cute.arch.block_idx()
-        if cutlass.const_expr(self.dynamic):
-            ctas, _, _ = cute.arch.grid_dim()
-            cta = ctas - 1 - cta  # what the first stage read last may still be in L2
         _, splits, _ = cute.arch.grid_dim()
         lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
         matrix, tile = cta // tiles, cta % tiles

@@ -53,11 +53,11 @@ class Variant:
     @property
     def ctas(self) -> int:
         """Of a multiprocessor at a time: as many as registers allow without memory taking their place."""
-        if self.before is not None:
-            return 2
+        if self.method != "rtn" or self.before is not None:
+            return 2 if self.method != "rtn" else 3
         if self.stage == "amax":
             return 6
-        return 2 if self.method != "rtn" else 5 if self.dtype != "fp32" and self.layout == ATOMS else 4
+        return 5 if self.dtype != "fp32" and self.layout == ATOMS else 4
 
     @functools.cached_property
     def entry(self) -> Entry:
