@@ -4,11 +4,13 @@ Two kernels, the first only where the global scale is the tensor's own:
 
     stage   reads  writes
     amax    x      the largest finite magnitude of all, as an integer: a maximum has no order
-    codes   x      codes, scales and the padding of both; the global scale, if it was dynamic
+    codes   x      codes, scales and the padding of both; the global scale
 
 A CTA of 8 warps takes 8 rows, 512 k at a time; of n CTAs that share rows (`splits`) each takes every n-th 512. A thread
-has a block of 16, and asks for its next one before it works on the one it has. Four lanes share a word of four scales,
-and words come in the order in which they lie in memory, so that a warp's are one sector of 32 bytes:
+has a block of 16, and asks for its next one before it works on the one it has. It treats all alike, by quotients that
+are exact for usual numbers, and remembers the rounds in which its block was none of these: a second pass reads them
+again and divides. Blocks come in the order in which their scales lie in memory, so that a warp's are one sector of 32
+bytes:
 
     layout         a warp's blocks
     linear         32 of one row
