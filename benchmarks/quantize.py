@@ -1,6 +1,6 @@
 """Quantising on a GPU, beside a copy of the same tensor.
 
-    python benchmarks/quantize.py [--rows 8192] [--columns 8192] [--rounds 21] [--out FILE]
+    python benchmarks/quantize.py [--rows 8192] [--columns 8192] [--rounds 21] [--only WORDS] [--out FILE]
 
 A way to quantise is a CUDA graph over copies of its input that no cache holds; graphs are replayed in turn, the order
 turned from round to round, and medians are reported. Before anything is timed, a result of each is compared bit by bit
@@ -13,7 +13,7 @@ call, allocations, compiling.
 from __future__ import annotations
 
 import argparse
-import datetime
+import functools
 import json
 import math
 import statistics
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import blockscale as bs
+from blockscale.bench import record
 
 COLD_BYTES = 512 * 2**20
 GOAL = 0.8
@@ -52,9 +53,14 @@ def ways(k: int) -> dict[str, tuple[torch.dtype, dict[str, Any], float]]:
     return found
 
 
+@functools.cache
+def numbers(m: int, k: int) -> torch.Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(1))
+
+
 def inputs(m: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Copies of one tensor that are cold when they are read in turn."""
-    x = torch.randn(m, k, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = numbers(m, k).to(dtype)
     count = max(2, math.ceil(COLD_BYTES / (x.numel() * x.element_size())))
     return [x.cuda() for _ in range(count)]
 
@@ -63,7 +69,7 @@ def check(x: torch.Tensor, options: dict[str, Any], found: bs.NVFP4Tensor) -> No
     """Raises RuntimeError where bits are not the CPU's."""
     expected = bs.quantize(x.cpu(), **{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in options.items()})
     for name in ("codes", "scales", "global_scale"):
-        left, right = (getattr(t, name).cpu().view(torch.uint8) for t in (found, expected))
+        left, right = (getattr(t, name).cpu().reshape(-1).view(torch.uint8) for t in (found, expected))
         if not torch.equal(left, right):
             raise RuntimeError(f"{name}: {int((left != right).sum())} bytes differ from the CPU's")
 
@@ -88,10 +94,12 @@ def timed(graph: torch.cuda.CUDAGraph, launches: int) -> float:
     return 1e3 * start.elapsed_time(end) / launches
 
 
-def measure(m: int, k: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for every way."""
+def measure(m: int, k: int, rounds: int, only: str) -> list[dict[str, Any]]:
+    """A row for every way whose name begins with `only`."""
     rows = []
     for name, (dtype, options, reads) in ways(k).items():
+        if not name.startswith(only):
+            continue
         width = 2 * k if "activation" in options else k
         xs = inputs(m, width, dtype)
         options = {key: v.cuda() if isinstance(v, torch.Tensor) else v for key, v in options.items()}
@@ -122,19 +130,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rows", 8192), ("columns", 8192), ("rounds", 21)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", default="", help="what names of ways begin with")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch sees no GPU", file=sys.stderr)
         return 2
-    rows = measure(asked.rows, asked.columns, asked.rounds)
-    circumstances = {
-        "date": datetime.date.today().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "shape": [asked.rows, asked.columns],
-        "rounds": asked.rounds,
-    }
+    rows = measure(asked.rows, asked.columns, asked.rounds, asked.only)
+    circumstances = record.circumstances(torch.device("cuda"), asked.rounds)
+    del circumstances["protocol"]  # of products
+    circumstances |= {"shape": [asked.rows, asked.columns], "rounds": asked.rounds, "cold_bytes": COLD_BYTES}
     if asked.out:
         asked.out.write_text(json.dumps({**circumstances, "ways": rows}, indent=1) + "\n")
     judged = [row for row in rows if row["way"].startswith("bf16, rtn")]

@@ -47,6 +47,8 @@ class Config:
         order: in which groups of a grouped product come: "given", or "longest", those of the most rows first.
         split: CTAs of a cluster that share a tile and split k; their sums are added in order.
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
+        expand: on Hopper, rows of a weight that are expanded at a time, for cuBLAS to multiply by in one chain along k,
+            which loses more than the result contract allows; 0: kernels of this library multiply.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
 
@@ -89,6 +91,7 @@ class Config:
     split: int = 1
     chunk: int | None = None
     buffers: int | None = None
+    expand: int = 0
     ctas: int | None = None
     persist_mb: int = 0
 

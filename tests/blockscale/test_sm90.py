@@ -6,21 +6,21 @@ from operands import every_code_and_scale
 
 import blockscale as bs
 from blockscale import reference
-from blockscale.backends import sm90
+from blockscale.backends import matmul, sm90
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_code_times_every_scale_is_exact(dtype):
     t = every_code_and_scale(300, 80)
     exact = reference.dequantize(t) / float(t.global_scale)
-    torch.testing.assert_close(sm90.expand(t, dtype).double(), exact, rtol=1e-15, atol=0)
+    torch.testing.assert_close(matmul.values(t, dtype).double(), exact, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("batch", [((), ()), ((3,), ()), ((3,), (3,)), ((), (2,))])
 def test_contract(dtype, batch, monkeypatch):
     m, n, k = 5, 70, 200
-    monkeypatch.setattr(sm90, "_STRIP", 32 * k)
+    monkeypatch.setattr(matmul, "STRIP", 32 * k)
     x, b = torch.rand(*batch[0], m, k), bs.quantize(torch.rand(*batch[1], n, k))
     a = bs.quantize(x) if dtype is None else x.to(dtype)
     bias, alpha = torch.randn(n), torch.tensor(0.5)

@@ -84,7 +84,7 @@ def prepare(
         CompilerMissing, CompileError: the kernel has to be compiled and cannot be.
     """
     device = launcher(target, out.device)
-    problem, at_once = _problem(a, b, out, bias, activation, invariant)
+    problem, at_once = problem_of(a, b, out, bias, activation, invariant)
     if math.prod(out.shape) == 0:
         plan.configure(problem, device.target, config)
         return lambda: None
@@ -116,13 +116,13 @@ def prepare(
     return launch
 
 
-def _problem(
+def problem_of(
     a: NVFP4Tensor | Tensor,
     b: NVFP4Tensor,
     out: Result,
-    bias: Tensor | None,
-    activation: str | None,
-    invariant: bool,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    invariant: bool = False,
 ) -> tuple[Problem, bool]:
     """The problem of one launch, and whether that does the whole batch: one in which both operands broadcast goes
     matrix by matrix. Sizes of 0 count as 1, for what else there is to check."""

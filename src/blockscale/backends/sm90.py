@@ -1,16 +1,15 @@
-"""The sm_90a backend (H100, H200). Activations in fp16 or bf16 by one weight in layout "fragment": the kernels of
-`kernels/sm90.py`. Everything else, and more rows than kernels are good for: operands are expanded on the device,
-exactly, and go through torch's matmul; no weight is kept expanded, so that saves memory and costs time.
+"""The sm_90a backend (H100, H200). Activations in fp16, bf16 or NVFP4 by one weight in layout "fragment": the kernels
+of `kernels/hopper.py`, NVFP4 expanded before (`backends/expanded.py`). Everything else, and what is asked to
+(`Config.expand`): weights are expanded on the device, exactly, and go through cuBLAS (`backends/matmul.py`); none is
+kept expanded, so that saves memory and costs time.
 
 What the result rests on: code x scale has six significand bits and lies between 2^-10 and 2688,
 exact in bf16 and fp16, so products are exact and sums are fp32; global scales, alpha, bias and activation come after,
-in fp32. What torch's matmul loses of long sums, docs/hopper.md says. Nothing looks at a value or copies from the host,
-so a call can be captured in a CUDA graph.
+in fp32. Nothing looks at a value or copies from the host, so a call can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,22 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.backends import gpu, groups, loop
+from blockscale.backends import expanded, gpu, groups, loop, matmul
 from blockscale.config import Config
-from blockscale.families.sm90.choice import EXPAND_FROM
+from blockscale.families.sm90.constraints import unexpandable
 from blockscale.families.sm90.grouped.choice import MOST_ROWS
-from blockscale.formats.layouts import BLOCK, FRAGMENT, LINEAR
+from blockscale.formats.layouts import FRAGMENT
 from blockscale.grouped import Grouped
+from blockscale.heuristics import Unsupported
 from blockscale.launch import emulated
 from blockscale.problem import target_named
 from blockscale.quantize.quantizer import quantize_into
 from blockscale.tensor import NVFP4Tensor
 
-_STRIP = 1 << 25  # elements of a weight that are expanded at a time
 ROW_ELEMENTS = 8  # a kernel's rows of activations start at multiples of 16 bytes
 
 TARGET = target_named("sm_90a")
-ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 
 def why_not() -> str | None:
@@ -52,7 +50,7 @@ def why_not() -> str | None:
 
 def prepare(
     a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, **options: Any
-) -> Callable[[], gpu.Call | None]:
+) -> Callable[[], gpu.Call | expanded.Call | None]:
     """`gemm` with these arguments, to be called when all products of a call are prepared; what cannot be done is
     refused before that.
 
@@ -60,7 +58,9 @@ def prepare(
         ValueError: as `check`. What `gpu.prepare` raises.
     """
     if _by_kernel(a, b, out, options):
-        assert isinstance(a, Tensor)
+        if isinstance(a, NVFP4Tensor):
+            assert isinstance(out, Tensor)
+            return expanded.prepare(a, b, out, target=TARGET, **options)
         missing = -a.shape[-1] % ROW_ELEMENTS
         if not missing:
             return gpu.prepare(a, b, out, target=TARGET, **options)
@@ -93,12 +93,12 @@ def _nothing(call: object) -> None:
 
 
 def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, options: Mapping[str, Any]) -> bool:
-    """Whether a kernel does the product: it can, and is asked for or better at so many rows."""
-    floating = isinstance(a, Tensor) and a.dtype in (torch.float16, torch.bfloat16)
-    if not floating or b.layout != FRAGMENT or b.ndim > 2 or not isinstance(out, Tensor):
+    """Whether a kernel does the product: it can, unless cuBLAS is asked for."""
+    kernels_take = isinstance(a, NVFP4Tensor) or a.dtype in (torch.float16, torch.bfloat16)
+    if not kernels_take or b.layout != FRAGMENT or b.ndim > 2 or not isinstance(out, Tensor):
         return False
-    asked = options.get("config") is not None or options.get("invariant", False)
-    return asked or math.prod(out.shape[:-1]) < EXPAND_FROM
+    config = options.get("config")
+    return config is None or not config.expand
 
 
 def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None) -> None:
@@ -108,11 +108,13 @@ def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None
         ValueError: invariant results or a configuration are asked for, or fp32 ones while torch multiplies fp32 in
             TF32.
     """
-    kernels = "needs fp16 or bf16 activations and one weight in layout 'fragment'"
+    kernels = "needs fp16, bf16 or NVFP4 activations and one weight in layout 'fragment'"
     if invariant:
         raise ValueError(f"invariant: True, but on sm90 that {kernels}; otherwise the order of summation depends on M")
-    if config is not None:
-        raise ValueError(f"config: {config}, expected None: on sm90 a configuration {kernels}")
+    if config is not None and not config.expand:
+        raise ValueError(f"config: {config}, expected None or one that expands: on sm90 any other {kernels}")
+    if config is not None and (reason := unexpandable(config)) is not None:
+        raise Unsupported(str(reason))
     fp32 = not isinstance(a, NVFP4Tensor) and a.dtype == torch.float32
     if fp32 and a.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         raise ValueError("a: float32, while torch.backends.cuda.matmul.allow_tf32 is set; the result would be TF32's")
@@ -137,55 +139,9 @@ def gemm(
     check(a, invariant, config)
     if isinstance(out, NVFP4Tensor):
         y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        gemm(a, b, y, alpha=alpha, bias=bias, activation=activation)
+        gemm(a, b, y, alpha=alpha, bias=bias, activation=activation, config=config)
         quantize_into(y, out)
         return
-    dtype = torch.bfloat16 if isinstance(a, NVFP4Tensor) else a.dtype
-    if out.numel() == 0:
-        return
-    rows = expand(a, dtype) if isinstance(a, NVFP4Tensor) else a
-    step = max(1, _STRIP // b.shape[-1])
-    b = b.with_layout(LINEAR)
-    codes, scales = b.codes, b.scales
-    for start in range(0, b.shape[-2], step):
-        strip = slice(start, start + step)
-        weight = _values(codes[..., strip, :], scales[..., strip, :], dtype)[..., : b.shape[-1]]
-        y = _product(rows, weight).mul_(b.global_scale)
-        if isinstance(a, NVFP4Tensor):
-            y.mul_(a.global_scale)
-        y.mul_(alpha)
-        if bias is not None:
-            y.add_(bias[strip])
-        out[..., strip] = y if activation is None else ACTIVATIONS[activation](y)
-
-
-def expand(t: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
-    """code x scale, (..., M, K) in `dtype`, exact."""
-    t = t.with_layout(LINEAR)
-    return _values(t.codes, t.scales, dtype)[..., : t.shape[-1]]
-
-
-def _values(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., R, K_pad) from packed codes and linear scales.
-
-    E2M1's exponent and mantissa, put where bf16 has its own, make a number that is 2^126 too small: the difference
-    between the two formats' exponent biases. That holds for E2M1's subnormal 0.5 too.
-    """
-    nibbles = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2).to(torch.int16)
-    bits = ((nibbles & 7) << 6) | ((nibbles & 8) << 12)
-    values = bits.view(torch.bfloat16).float().mul_(2.0**126)
-    values.view(*scales.shape, BLOCK).mul_(scales.float().unsqueeze(-1))
-    return values.to(dtype)
-
-
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., M, K) @ weight (..., N, K)^T with fp32 sums, (..., M, N) fp32."""
-    if x.dtype == torch.float32 or x.device.type != "cuda":
-        return x.float() @ weight.float().mT
-    if math.prod(weight.shape[:-2]) == 1:
-        y = torch.mm(x.reshape(-1, x.shape[-1]), weight.reshape(weight.shape[-2:]).T, out_dtype=torch.float32)
-        batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
-        return y.view(*batch, x.shape[-2], weight.shape[-2])
-    batch = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
-    left, right = (t.expand(*batch, -1, -1).flatten(0, -3) for t in (x, weight))
-    return torch.bmm(left, right.mT, out_dtype=torch.float32).view(*batch, x.shape[-2], weight.shape[-2])
+    if out.numel():
+        strip = 0 if config is None else config.expand
+        matmul.product(a, b, out, target=TARGET, alpha=alpha, bias=bias, activation=activation, strip=strip)

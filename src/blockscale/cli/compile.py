@@ -1,4 +1,4 @@
-"""`blockscale compile --gpu b200 --shapes FILE --quantize bf16`: fill a store, for here or for another machine."""
+"""`blockscale compile --gpu h200 --shapes FILE --quantize bf16 --expand`: fill a store, for here or another machine."""
 
 import re
 import time
@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from blockscale import families, heuristics, plan
+from blockscale import expansion, families, heuristics, plan
 from blockscale.cli.terminal import AsJson, output, plain_table, print_json, progress, refusals
+from blockscale.config import Config
 from blockscale.problem import NVFP4, Problem, Target, target_named
 from blockscale.quantize import device
 from blockscale.store import Artefact, Store, default_store, key_of, origin
@@ -44,6 +45,9 @@ def compile_shapes(
     quantize: Annotated[Dtype | None, typer.Option(help="The kernels of `quantize` too, for x of this dtype.")] = None,
     method: Annotated[Method, typer.Option(help="Of --quantize.")] = "rtn",
     before: Annotated[Before | None, typer.Option(help="What x goes through before --quantize.")] = None,
+    expand: Annotated[
+        bool, typer.Option("--expand", help="Hopper: what expands weights and NVFP4 activations, and their products.")
+    ] = False,
     store: Annotated[Path | None, typer.Option(help="The directory to fill; the user's store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,12 +63,16 @@ def compile_shapes(
             if not 1 <= sms <= target.sms:
                 raise ValueError(f"--sms: {sms}, expected 1 to {target.sms}")
             target = replace(target, sms=sms)
-        if shapes is None and quantize is None:
-            raise ValueError("--shapes, --quantize: neither given, expected one of them or both")
+        if shapes is None and quantize is None and not expand:
+            raise ValueError("--shapes, --quantize, --expand: none given, expected one of them or more")
+        if expand and target.backend != "sm90":
+            raise ValueError(f"--expand: {gpu} multiplies NVFP4 as it is, expected a GPU of sm_90a")
         problems = [] if shapes is None else read(shapes, out_dtype, target)
         variants = [] if quantize is None else device.variants(quantize, method, before)
         kept.check_writable()
-        kernels = compile_all(problems, target, kept) + compile_quantiser(variants, target, kept)
+        kernels = compile_all(problems, target, kept, expand) + compile_quantiser(variants, target, kept)
+        if expand:
+            kernels += compile_expansion(target, kept)
     if as_json:
         print_json({"gpu": target.name, "store": str(kept.root), "kernels": [asdict(kernel) for kernel in kernels]})
     else:
@@ -99,16 +107,17 @@ def read(path: Path, out_dtype: str, target: Target) -> list[Problem]:
     return list(found)
 
 
-def compile_all(problems: list[Problem], target: Target, kept: Store) -> list[Kernel]:
-    """The artefacts that the heuristics' choices for `problems` need, each once."""
-    wanted: dict[str, list[Problem]] = {}
+def compile_all(problems: list[Problem], target: Target, kept: Store, ahead: bool = False) -> list[Kernel]:
+    """The artefacts that the heuristics' choices for `problems` need, each once; with `ahead` also those that read
+    weights early, which are for activations that are expanded."""
+    wanted: dict[str, tuple[Config, list[Problem]]] = {}
     for asked in [variant for problem in problems for variant in (problem, replace(problem, invariant=True))]:
-        code = str(families.code(heuristics.choose(asked, target).config, target))
-        wanted.setdefault(code, []).append(asked)
+        chosen = heuristics.choose(asked, target).config
+        for config in (chosen, replace(chosen, ahead=chosen.pdl)) if ahead else (chosen,):
+            wanted.setdefault(str(families.code(config, target)), (config, []))[1].append(asked)
     kernels = []
     with progress(f"compiling for {target.arch}", len(wanted)) as advance:
-        for group in wanted.values():
-            config = heuristics.choose(group[0], target).config
+        for config, group in wanted.values():
             was_there = kept.get(key_of(origin(target, config, group[0]))) is not None
             start = time.perf_counter()
             artefact = plan.artefact(group[0], target, config, kept)
@@ -126,6 +135,19 @@ def compile_quantiser(variants: list[device.Variant], target: Target, kept: Stor
             start = time.perf_counter()
             artefact = device.artefact(target, variant, kept)
             kernels.append(_kernel(artefact, str(variant), NVFP4, [], was_there, start))
+            advance()
+    return kernels
+
+
+def compile_expansion(target: Target, kept: Store) -> list[Kernel]:
+    kernels = []
+    variants = expansion.variants()
+    with progress(f"compiling for {target.arch}", len(variants)) as advance:
+        for variant in variants:
+            was_there = kept.get(key_of(expansion.origin(target, variant))) is not None
+            start = time.perf_counter()
+            artefact = expansion.artefact(target, variant, kept)
+            kernels.append(_kernel(artefact, str(variant), variant.dtype, [], was_there, start))
             advance()
     return kernels
 

@@ -4,11 +4,13 @@ Two kernels, the first only where the global scale is the tensor's own:
 
     stage   reads  writes
     amax    x      the largest finite magnitude of all, as an integer: a maximum has no order
-    codes   x      codes, scales and the padding of both; the global scale, if it was dynamic
+    codes   x      codes, scales and the padding of both; the global scale
 
 A CTA of 8 warps takes 8 rows, 512 k at a time; of n CTAs that share rows (`splits`) each takes every n-th 512. A thread
-has a block of 16, and asks for its next one before it works on the one it has. Four lanes share a word of four scales,
-and words come in the order in which they lie in memory, so that a warp's are one sector of 32 bytes:
+has a block of 16, and asks for its next one before it works on the one it has. It treats all alike, by quotients that
+are exact for usual numbers, and remembers the rounds in which its block was none of these: a second pass reads them
+again and divides. Blocks come in the order in which their scales lie in memory, so that a warp's are one sector of 32
+bytes:
 
     layout         a warp's blocks
     linear         32 of one row
@@ -21,13 +23,13 @@ which a warp first adds up the squares of a row: lane l those of blocks l, l + 3
 Shared memory: 8 words, one a warp.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Boolean, Float32, Float64, Int32, Int64, cute
 
-from blockscale.formats.layouts import ATOM_BLOCKS, ROW_ALIGN
+from blockscale.formats.layouts import ATOM_BLOCKS, K_ALIGN, ROW_ALIGN, round_up
 from blockscale.kernels.parts import async_copies, e2m1, gate, ieee
 from blockscale.kernels.parts.blocks import BLOCK, INFINITE, Block, Loader
 
@@ -35,8 +37,9 @@ WARP = 32
 WARPS = 8
 ROWS = 8  # of a CTA
 ATOM_BYTES = ROW_ALIGN * ATOM_BLOCKS
-EXACT = 0x5D800000  # 2^60: up to there quotients may be the fast ones
-EXACT_UNIT = 0x26800000, 0x58800000  # 2^-50 and 2^50: likewise the global scale
+EXACT_UNIT = 0x26800000, 0x57800000  # 2^-50 and 2^48: with such a global scale quotients may be the fast ones
+# Quotients between these give a normal block scale that is not too small, so that no number reaches 7 of it.
+NORMAL = 0.01563, 455.0
 SMALLEST_UNIT = 2.0**-126
 LARGEST = float.fromhex("0x1.fffffep127")
 
@@ -67,14 +70,14 @@ class Quantise:
         method: "rtn", "four_over_six" or "mse". layout: "linear", "128x4" or "128x4-grouped".
         dynamic: the global scale comes from the first stage's result.
         before: None, "swiglu" or "rms_norm". weight: the dtype of the norm's weight.
-        vectors: see `Loader`.
+        vectors: see `Loader`. ctas: as many have to fit a multiprocessor.
     """
 
-    def __init__(self, stage, dtype, method, layout, dynamic, before, weight, vectors):
+    def __init__(self, stage, dtype, method, layout, dynamic, before, weight, vectors, ctas):
         self.stage, self.method, self.layout, self.dynamic, self.before = stage, method, layout, dynamic, before
         self.x, self.norm = Loader(dtype, vectors), Loader(weight or dtype, vectors)
         self.blocks_at_once = WARPS * ATOM_BLOCKS
-        self.ctas = {"rtn": 4, "four_over_six": 2, "mse": 2}[method] if before is None else 2
+        self.ctas = ctas
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -92,7 +95,7 @@ class Quantise:
         scales: cute.Pointer,
         out_unit: cute.Pointer,
         eps: Float64,
-        divisor: Float64,
+        constant: Float64,
         matrices: Int32,
         m: Int32,
         k: Int32,
@@ -108,16 +111,17 @@ class Quantise:
         Args:
             x: (matrices, m, k), rows `ld` and matrices `ld_matrix` numbers apart; 2 k of them with a gate.
             weight: (k,) of the norm. groups: (experts,) int32, rows of each; both anything where there is none.
-            unit: fp32, the global scale; dynamic: the bits of the largest magnitude, which the first stage raises.
+            unit: fp32, a part of the global scale; dynamic: the bits of the largest magnitude, which the first stage
+                raises.
             codes: (matrices, m, k_pad / 2) bytes. scales: bytes in their layout. out_unit: fp32, the global scale.
-            eps: of the norm. divisor: of the largest magnitude.
+            eps: of the norm. constant: what the largest magnitude is divided by, or `unit` is multiplied by.
             tiles: of 8 rows of a matrix, those of the padding included. splits: CTAs that share a tile.
         """
         self.kernel(
             x,
             (weight, eps),
             (groups, experts),
-            (unit, divisor),
+            (unit, constant),
             (codes, scales, out_unit),
             (m, k),
             (ld, ld_matrix),
@@ -162,11 +166,15 @@ class Quantise:
         )
         block = place.block + split * self.blocks_at_once
         step = splits * self.blocks_at_once
+        source = row + Int64(block) * (BLOCK * self.x.bytes)
+        left = k - block * BLOCK
         if cutlass.const_expr(self.stage == "amax"):
-            self.raise_amax(unit[0], row, norm[0], factor, place.there, block, step, rounds, k, warp, lane, smem)
+            self.raise_amax(unit[0], source, norm[0], factor, place.there, left, step, rounds, k, warp, lane, smem)
         else:
             g = self.global_scale(unit, outputs[2], thread, cta, split)
-            self.write(outputs, g, row, norm[0], factor, place, block, step, rounds, blocks, k, lane)
+            codes = outputs[0].toint() + (place.row * blocks + block) * (BLOCK // 2)
+            scales = outputs[1].toint() + place.scales + Int64(block // ATOM_BLOCKS) * place.step + lane % ATOM_BLOCKS
+            self.write(g, source, norm[0], factor, place, left, codes, scales, step, rounds, k)
 
     # Rows.
 
@@ -220,8 +228,9 @@ class Quantise:
         address = x.toint() + (Int64(matrix) * strides[1] + (row - Int64(matrix) * m) * strides[0]) * self.x.bytes
         rWords = cute.make_rmem_tensor(self.x.words, Int32)
         total = Float32(0.0)
+        end = Int32(cutlass.select_(there, k, Int32(0)))
         for block in cutlass.range(lane, (words * ATOM_BLOCKS + WARP - 1) // WARP * WARP, WARP, unroll=1):
-            self.x.load(rWords, address, block * BLOCK, k, there)
+            self.x.load(rWords, address + Int64(block) * (BLOCK * self.x.bytes), end - block * BLOCK)
             values = self.x.values([rWords[i] for i in range(self.x.words)])
             total = ieee.add(total, ieee.tree(lambda i, values=values: ieee.multiply(values[i], values[i])))
         for distance in (16, 8, 4, 2, 1):
@@ -242,15 +251,15 @@ class Quantise:
         other = 0 if self.before is None else (self.x if self.before == "swiglu" else self.norm).words
         return cute.make_rmem_tensor(self.x.words + other, Int32)
 
-    def load(self, registers, row, weight, block, k, there):
-        start = block * BLOCK
-        self.x.load(registers, row, start, k, there)
+    def load(self, registers, source, weight, left, k):
+        """The block at this address, which is followed by so many numbers of its row, itself included."""
+        self.x.load(registers, source, left)
         if self.before is not None:
             more = cute.make_rmem_tensor(self.x.words if self.before == "swiglu" else self.norm.words, Int32)
             if self.before == "swiglu":
-                self.x.load(more, row + Int64(k) * self.x.bytes, start, k, there)
+                self.x.load(more, source + Int64(k) * self.x.bytes, left)
             else:
-                self.norm.load(more, weight.toint(), start, k, there)
+                self.norm.load(more, weight.toint() + Int64(k - left) * self.norm.bytes, left)
             for i in range(cute.size(more)):
                 registers[self.x.words + i] = more[i]
 
@@ -270,20 +279,22 @@ class Quantise:
     # The first stage.
 
     @cute.jit
-    def raise_amax(self, amax, row, weight, factor, there, block, step, rounds, k, warp, lane, smem):
+    def raise_amax(self, amax, source, weight, factor, there, left, step, rounds, k, warp, lane, smem):
+        left = Int32(cutlass.select_(there, left, Int32(0)))
         rWords = self.registers()
-        self.load(rWords, row, weight, block, k, there)
+        self.load(rWords, source, weight, left, k)
         largest = Int32(0)
         for _ in cutlass.range(rounds, unroll=1):
             words = [rWords[i] for i in range(cute.size(rWords))]
-            self.load(rWords, row, weight, block + step, k, there)
-            if there & (block * BLOCK < k):
+            source += Int64(step * (BLOCK * self.x.bytes))
+            self.load(rWords, source, weight, left - step * BLOCK, k)
+            if left > 0:
                 found = self.block(words, factor)
                 mine = found.amax
                 if mine >= INFINITE:
                     mine = found.finite_amax()
                 largest = cutlass.max(largest, mine)
-            block += step
+            left -= step * BLOCK
         largest = _largest(largest)
         if lane == 0:
             async_copies.store_fp32(smem + 4 * warp, ieee.number(largest))
@@ -298,69 +309,95 @@ class Quantise:
 
     @cute.jit
     def global_scale(self, unit, out, thread, cta, split):
-        g = unit[0].load()
+        found, constant = unit[0].load(), Float32(unit[1])
+        g = ieee.multiply(found, constant)
         if cutlass.const_expr(self.dynamic):
-            amax = g
-            g = cute.arch.fmax(ieee.divide(amax, Float32(unit[1])), Float32(SMALLEST_UNIT))
-            g = Float32(cutlass.select_(amax == 0.0, Float32(1.0), g))
-            if (thread == 0) & (cta == 0) & (split == 0):
-                out.store(g)
-        return g
+            g = cute.arch.fmax(ieee.divide(found, constant), Float32(SMALLEST_UNIT))
+            g = Float32(cutlass.select_(found == 0.0, Float32(1.0), g))
+        if (thread == 0) & (cta == 0) & (split == 0):
+            out.store(g)
+        return ieee.number(cute.arch.make_warp_uniform(ieee.bits(g)))
 
     @cute.jit
-    def write(self, outputs, g, row, weight, factor, place, block, step, rounds, blocks, k, lane):
-        codes, scales, _ = outputs
+    def write(self, g, source, weight, factor, place, left, codes, scales, step, rounds, k):
+        """Every block as if it were NORMAL; then, from memory again, those that are not or are not sure."""
         fast_unit = (ieee.bits(g) >= EXACT_UNIT[0]) & (ieee.bits(g) <= EXACT_UNIT[1])
-        sixth, by_unit = ieee.FastQuotients.by_constant(6.0), ieee.FastQuotients.by(g)
-        divisions = ieee.Quotients(Float32(6.0)), ieee.Quotients(g)
-        row_codes = codes.toint() + place.row * (blocks * (BLOCK // 2))
-        words_to = scales.toint() + place.scales
+        fast = ieee.ShortQuotients if self.before is None and self.x.dtype != "fp32" else ieee.FastQuotients
+        sixth, by_unit = fast.by_constant(6.0), fast.by(g)
+        nearly = (Float32(cutlass.select_(fast_unit, x, Float32(0.0))) for x in (by_unit.near, by_unit.rest))
+        by_unit = replace(by_unit, **dict(zip(("near", "rest"), nearly, strict=True)))  # quotients of 0 are not NORMAL
+        steps = BLOCK * self.x.bytes, BLOCK // 2, place.step // ATOM_BLOCKS
+        steps = [Int64(step * bytes_) for bytes_ in steps]  # of x, codes and scales
+        last = k - round_up(k, K_ALIGN)  # numbers that are left when no block is, padding included
+        rest = Int32(0)  # a bit for each round, the last one's lowest; of 33 and more rounds some share a bit
         rWords = self.registers()
-        self.load(rWords, row, weight, block, k, place.there)
+        self.load(rWords, source, weight, self.here(place, left), k)
         for _ in cutlass.range(rounds, unroll=1):
             words = [rWords[i] for i in range(cute.size(rWords))]
-            self.load(rWords, row, weight, block + step, k, place.there)
-            scale, low, high = Int32(0), Int32(0), Int32(0)
-            if place.there & (block < blocks):
+            source += steps[0]
+            self.load(rWords, source, weight, self.here(place, left - step * BLOCK), k)
+            rest = _rotated(rest, 1)
+            if left > last:
                 found = self.block(words, factor)
-                if fast_unit & (found.amax <= EXACT):
-                    scale, low, high = self.quantised(found, g, sixth, by_unit, ieee.FastQuotients.by)
-                else:
-                    most = ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0))  # that the scale can hold
-                    bounded = found.finite(cute.arch.fmin(most, Float32(LARGEST)))
-                    scale, low, high = self.quantised(bounded, g, *divisions, ieee.Quotients)
-                cute.arch.inline_ptx(
-                    "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-                    read_only_args=[row_codes + block * (BLOCK // 2), low, high],
-                )
-            word = scale << lane % ATOM_BLOCKS * 8
-            word = word | _other(word, 1)
-            word = word | _other(word, 2)
-            written = (lane % ATOM_BLOCKS == 0) & (block < blocks)
-            if cutlass.const_expr(self.layout == "linear"):
-                written = written & place.there
-            if written:
-                address = words_to + Int64(block // ATOM_BLOCKS) * place.step
-                cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[address, word])
-            block += step
+                quotient = by_unit.of(sixth.of(ieee.number(found.amax)))
+                made, sure = self.quantised(found, g, quotient, by_unit, fast.by)
+                self.store(place, codes, scales, made)
+                if (found.amax != 0) & ~(sure & (quotient >= NORMAL[0]) & (quotient <= NORMAL[1])):
+                    rest = rest | 1
+            left, codes, scales = left - step * BLOCK, codes + steps[1], scales + steps[2]
+        if rest != 0:
+            division = ieee.Quotients(g)
+            for _ in cutlass.range(rounds, unroll=1):
+                source, codes, scales = source - steps[0], codes - steps[1], scales - steps[2]
+                left += step * BLOCK
+                if rest & 1 != 0:
+                    self.load(rWords, source, weight, self.here(place, left), k)
+                    limit = ieee.multiply(ieee.multiply(g, Float32(448.0)), Float32(6.0))  # that the scale can hold
+                    found = self.block([rWords[i] for i in range(cute.size(rWords))], factor)
+                    found = found.finite(cute.arch.fmin(limit, Float32(LARGEST)))
+                    quotient = division.of(ieee.divide(ieee.number(found.amax), Float32(6.0)))
+                    made, _ = self.quantised(found, g, quotient, division, ieee.Quotients)
+                    if left > last:
+                        self.store(place, codes, scales, made)
+                rest = _rotated(rest, 31)
 
-    def quantised(self, block, g, sixth, by_unit, quotients):
-        """(the byte of the scale, two words of codes with their signs)."""
+    def here(self, place, left):
+        return Int32(cutlass.select_(place.there, left, Int32(0)))
+
+    def quantised(self, block, g, quotient, by_unit, quotients):
+        """((the byte of the scale, two words of codes with their signs), whether that is sure).
+
+        Args:
+            quotient: amax / 6 / g, NORMAL unless `quotients` are by division; otherwise what comes out may be anything,
+                but zeros where the block is.
+        """
         amax = ieee.number(block.amax)
-        largest = e2m1.scale_byte(by_unit.of(sixth.of(amax)))
+        largest = e2m1.scale_byte(quotient)
         candidates = [largest]
         if self.method == "four_over_six":
             candidates.append(e2m1.scale_byte(by_unit.of(ieee.multiply(amax, Float32(0.25)))))
         elif self.method == "mse":
             candidates += [cutlass.max(largest - 1, Int32(0)), cutlass.min(largest + 1, Int32(0x7E))]
-        fast = quotients is not ieee.Quotients  # otherwise fp32 may not hold squares
-        encoded = [e2m1.encode(block.magnitudes, s, g, quotients, len(candidates) > 1 and fast) for s in candidates]
-        best = encoded[0]
+        # The scale below the nearest one takes quotients beyond 7, and fp32 may not hold squares of any number.
+        fast = quotients is not ieee.Quotients
+        how = quotients, len(candidates) > 1 and fast, fast and self.method != "mse"
+        encoded = [e2m1.encode(block.values, s, g, *how) for s in candidates]
+        best, sure = encoded[0], Boolean(True)
         for other in encoded[1:]:
-            best = _chosen(e2m1.better(block.magnitudes, best, other, fast), other, best)
-        low, high = (word | signs for word, signs in zip(best.words, block.signs, strict=True))
-        nothing = best.scale == 0
-        return best.scale, *(Int32(cutlass.select_(nothing, Int32(0), word)) for word in (low, high))
+            better, known = e2m1.estimated(best, other) if fast else (e2m1.better(block.values, best, other), True)
+            best, sure = _chosen(better, other, best), sure & known
+        words = [word | signs for word, signs in zip(best.words, block.signs, strict=True)]
+        nothing = block.amax == 0 if fast else best.scale == 0
+        low, high = (Int32(cutlass.select_(nothing, Int32(0), word)) for word in words)
+        return (best.scale, low, high), sure
+
+    @cute.jit
+    def store(self, place, codes, scales, made):
+        scale, low, high = made
+        if place.there:
+            cute.arch.inline_ptx("st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[codes, low, high])
+        if place.there | (self.layout != "linear"):
+            cute.arch.inline_ptx("st.global.b8 [{$r0}], {$r1};", read_only_args=[scales, scale])
 
 
 def _chosen(which, first, second):
@@ -370,6 +407,12 @@ def _chosen(which, first, second):
     compared = first.error is not None
     error = Float32(cutlass.select_(which, first.error, second.error)) if compared else None
     return e2m1.Encoded(Int32(cutlass.select_(which, first.scale, second.scale)), d, [a, b], error)
+
+
+def _rotated(word: Int32, left: int) -> Int32:
+    return cute.arch.inline_ptx(
+        f"shf.l.wrap.b32 {{$w0}}, {{$r0}}, {{$r0}}, {left};", write_only_types=[Int32], read_only_args=[word]
+    )
 
 
 def _other(word: Int32, distance: int) -> Int32:

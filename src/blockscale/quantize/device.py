@@ -27,8 +27,8 @@ from blockscale.quantize.methods import METHODS
 
 KERNEL = "blockscale.kernels.quantise"
 ROWS, BLOCKS = 8, 32  # of rows and of blocks along k that a CTA takes at a time
+WAVES = 4  # times that a launch fills the GPU with CTAs, where there is as much to do
 MOST_ROWS = 2**31  # kernels count them in 32 bits
-WAVES = 16  # CTAs a multiprocessor that a launch is cut into, where there is as much
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -50,6 +50,15 @@ class Variant:
         parts = [self.stage, self.dtype, self.method, self.layout, self.before, self.weight]
         return "quantize " + ", ".join([part for part in parts if part] + [name for name, on in named.items() if on])
 
+    @property
+    def ctas(self) -> int:
+        """Of a multiprocessor at a time: as many as registers allow without memory taking their place."""
+        if self.method != "rtn" or self.before is not None:
+            return 2 if self.method != "rtn" else 3
+        if self.stage == "amax":
+            return 6
+        return 5 if self.dtype != "fp32" and self.layout == ATOMS else 4
+
     @functools.cached_property
     def entry(self) -> Entry:
         pointers = {
@@ -63,7 +72,7 @@ class Variant:
         }
         return Entry(
             pointers,
-            dict.fromkeys(("eps", "divisor"), "fp64")
+            dict.fromkeys(("eps", "constant"), "fp64")
             | dict.fromkeys(("matrices", "m", "k"), "int32")
             | dict.fromkeys(("ld", "ld_matrix"), "int64")
             | dict.fromkeys(("experts", "tiles", "splits"), "int32"),
@@ -132,7 +141,7 @@ def launcher_for(device: torch.device) -> Launcher | None:
 def quantise(
     launcher: Launcher,
     x: Tensor,
-    unit: Tensor | None,
+    unit: Tensor | float | None,
     *,
     method: str,
     layout: str,
@@ -144,7 +153,7 @@ def quantise(
     """Codes, scales and global scale of `x`, (..., M, K) or with a gate (..., M, 2 K); the arguments are checked.
 
     Args:
-        unit: fp32 () on the device of `x`, or None for that of the tensor itself.
+        unit: a number or fp32 () on the device of `x`, or None for that of the tensor itself.
         layout: "linear", "128x4" or "128x4-grouped", with int32 `groups`.
 
     Raises:
@@ -162,13 +171,18 @@ def quantise(
     codes = torch.empty(*batch, m, round_up(k, K_ALIGN) // 2, dtype=torch.uint8, device=x.device)
     scales = torch.empty(*batch, scale_rows, columns, dtype=torch.uint8, device=x.device)
     amax = None if unit is not None else torch.zeros((), dtype=torch.float32, device=x.device)
-    out_unit = torch.ones((), dtype=torch.float32, device=x.device) if unit is None else unit.clone()
-    if x.numel():
+    out_unit = torch.empty((), dtype=torch.float32, device=x.device)
+    if not x.numel():
+        out_unit.copy_(unit) if isinstance(unit, Tensor) else out_unit.fill_(1.0 if unit is None else unit)
+    else:
         rows = Rows.of(x)
         flat = rows.as_one_matrix()
         rows = flat if layout == LINEAR else rows
         weight = None if norm_weight is None else norm_weight.detach().contiguous()
-        call = _Call(launcher, k, rows, weight, groups, eps, METHODS[method].divisor)
+        # Of what is in memory the scale is a quotient, or a multiple: a number needs no kernel of its own to get there.
+        given = unit if isinstance(unit, Tensor) else launcher.one
+        constant = METHODS[method].divisor if unit is None else 1.0 if isinstance(unit, Tensor) else unit
+        call = _Call(launcher, k, rows, weight, groups, eps, constant)
         vectors = rows.in_vectors(k) and (weight is None or Rows.of(weight.view(1, -1)).in_vectors(k))
         before = activation if weight is None else "rms_norm"
         of_weight = None if weight is None else DTYPES[weight.dtype]
@@ -178,7 +192,7 @@ def quantise(
             replace(call, rows=flat).run(first, -(-flat.m // ROWS), unit=amax)
         # Padding rows are written too.
         tiles = -(-(rows.m if layout == LINEAR else scale_rows) // ROWS)
-        call.run(code, tiles, unit=out_unit if amax is None else amax, codes=codes, scales=scales, out_unit=out_unit)
+        call.run(code, tiles, unit=given if amax is None else amax, codes=codes, scales=scales, out_unit=out_unit)
     return codes, scales.view(torch.float8_e4m3fn), out_unit
 
 
@@ -192,14 +206,14 @@ class _Call:
     weight: Tensor | None
     groups: Tensor | None
     eps: float
-    divisor: float
+    constant: float
 
     def run(self, variant: Variant, tiles: int, *, unit: Tensor, **outputs: Tensor) -> None:
         """Launch a kernel; `unit` is the global scale or the largest magnitude. It has the outputs that are given."""
         rows, launcher = self.rows, self.launcher
         chunks = -(-layouts.blocks(self.k) // BLOCKS)
-        wanted = -(-WAVES * launcher.target.sms // (rows.matrices * tiles))
-        splits = 1 if variant.before == "rms_norm" else min(chunks, wanted)
+        wanted = round(WAVES * variant.ctas * launcher.target.sms / (rows.matrices * tiles))
+        splits = 1 if variant.before == "rms_norm" else max(1, min(chunks, wanted))
         experts = 0 if variant.layout != GROUPED or self.groups is None else len(self.groups)
         given = {"x": rows.tensor, "weight": self.weight, "groups": self.groups, "unit": unit, **outputs}
         behind = [given.get(name) for name in variant.entry.pointers]
@@ -208,7 +222,7 @@ class _Call:
         sizes[0] = rows.bytes
         values = {
             "eps": self.eps,
-            "divisor": self.divisor,
+            "constant": self.constant,
             "matrices": rows.matrices,
             "m": rows.m,
             "k": self.k,
@@ -256,7 +270,7 @@ def artefact(target: Target, variant: Variant, kept: store.Store) -> store.Artef
 
 def origin(target: Target, variant: Variant) -> dict[str, Any]:
     """What decides the kernel's code, for the store."""
-    return store.origin_of(target, KERNEL, variant.entry, quantiser=asdict(variant))
+    return store.origin_of(target, KERNEL, variant.entry, quantiser=asdict(variant) | {"ctas": variant.ctas})
 
 
 def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
@@ -268,5 +282,5 @@ def build(target: Target, variant: Variant) -> Mapping[str, bytes]:
     from blockscale.compile import compile_entry
     from blockscale.kernels.quantise import Quantise
 
-    kernel = Quantise(**asdict(variant))  # type: ignore[no-untyped-call]
+    kernel = Quantise(**asdict(variant), ctas=variant.ctas)  # type: ignore[no-untyped-call]
     return compile_entry(kernel, variant.entry, target.arch, str(variant))

@@ -118,9 +118,9 @@ def _by_kernel(
     if x.device.type == "cpu" and nonfinite == "error":
         values = before.apply(x, activation, options["norm_weight"], options["eps"])
         _finite_amax(values.reshape(-1, values.shape[-1]), values.shape, nonfinite)
-    unit = None if global_scale is None else _given_global_scale(global_scale, x.device)
+    given = None if global_scale is None else _global_scale_for_kernel(global_scale, x.device)
     written = LINEAR if layout == FRAGMENT else layout
-    codes, scales, unit = device.quantise(launcher, x, unit, layout=written, **options)
+    codes, scales, unit = device.quantise(launcher, x, given, layout=written, **options)
     offsets = None if groups is None else layouts.scale_offsets(groups)
     shape = x.shape if activation is None else torch.Size((*x.shape[:-1], x.shape[-1] // 2))
     made = NVFP4Tensor(codes, scales, unit, written, shape, groups, offsets)
@@ -277,20 +277,18 @@ def global_scale_for(amax: Tensor, method: str = "rtn") -> Tensor:
 def _global_scale(given: float | Tensor | None, amax: Tensor, method: str) -> Tensor:
     if given is None:
         return global_scale_for(amax, method)
-    return _given_global_scale(given, amax.device).clone()
-
-
-def _given_global_scale(given: float | Tensor, device: torch.device) -> Tensor:
-    """fp32 () on `device`: the memory of a tensor that is given, whose value is looked at on the CPU alone."""
-    if device.type != "cpu" and not isinstance(given, Tensor):
-        # Filled, since a copy from the host could not be captured in a CUDA graph.
-        value = as_global_scale(given, torch.device("cpu"))
-        _check_global_scale(value)
-        return torch.full((), float(value), dtype=torch.float32, device=device)
-    unit = as_global_scale(given, device)
-    if device.type == "cpu":
+    unit = as_global_scale(given, amax.device)
+    if unit.device.type == "cpu":
         _check_global_scale(unit)
-    return unit
+    return unit.clone()
+
+
+def _global_scale_for_kernel(given: float | Tensor, device: torch.device) -> Tensor | float:
+    """The memory of a tensor that is given, whose value is looked at on the CPU alone, or a number."""
+    unit = as_global_scale(given, device if isinstance(given, Tensor) else torch.device("cpu"))
+    if unit.device.type == "cpu":
+        _check_global_scale(unit)
+    return unit if isinstance(given, Tensor) else float(unit)
 
 
 def _check_global_scale(unit: Tensor) -> None:

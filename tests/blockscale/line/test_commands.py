@@ -7,6 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 import blockscale as bs
+from blockscale import compile as compiler
+from blockscale import expansion, plan
 from blockscale.cli.app import app
 from blockscale.cli.compile import read
 from blockscale.problem import Problem, target_named
@@ -86,7 +88,8 @@ def test_a_file_of_something_else(tmp_path, text, message):
 def test_compile_refuses(tmp_path):
     path = tmp_path / "shapes"
     refused(invoke("compile", "--gpu", "b200", "--shapes", path), "No such file")
-    refused(invoke("compile", "--gpu", "b200"), "--shapes, --quantize: neither given")
+    refused(invoke("compile", "--gpu", "b200"), "--shapes, --quantize, --expand: none given")
+    refused(invoke("compile", "--gpu", "b200", "--expand"), "--expand: b200 multiplies NVFP4 as it is")
     path.write_text("1 2 3\n")
     refused(invoke("compile", "--gpu", "sm_110a", "--shapes", path), "'sm_110a' is Thor")
     refused(invoke("compile", "--gpu", "b200", "--sms", 149, "--shapes", path), "--sms: 149, expected 1 to 148")
@@ -108,6 +111,32 @@ def test_compile_fills_a_store_once(tmp_path):
     assert again.exit_code == 0
     assert "was there" in again.stdout
     assert kernel["key"][:12] in again.stdout
+
+
+def test_compile_makes_what_nvfp4_activations_take(tmp_path, monkeypatch):
+    """With those in the store, a product of them has nothing left to compile."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    wanted = expansion.variants()
+    assert len(set(wanted)) == 20
+    kept = [variant for variant in wanted if (variant.layout, variant.factors) == ("linear", "beside")]
+    monkeypatch.setattr(expansion, "variants", lambda: kept)
+    path, root = tmp_path / "shapes", tmp_path / "store"
+    path.write_text("1 40 200\n")
+    asked = ("compile", "--gpu", "h200", "--shapes", path, "--expand", "--store", root)
+    made = json.loads(invoke(*asked, "--json").stdout)["kernels"]
+    ahead = [kernel for kernel in made if "ahead True" in kernel["config"]]
+    assert len(made) == 2 * len(ahead) + 2
+    assert made[-1]["config"] == "expand linear, bf16, 2, factors beside"
+    monkeypatch.setenv("BLOCKSCALE_CACHE", str(root))
+    monkeypatch.setattr(plan, "_functions", {})
+    monkeypatch.setattr(expansion, "_functions", {})
+    monkeypatch.setattr(expansion, "build", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiler, "compile_kernel", lambda *_: pytest.fail("compiled again"))
+    a = bs.quantize(torch.rand(1, 200), layout="linear")
+    w = bs.quantize(torch.rand(40, 200)).with_layout("fragment")
+    with bs.emulated("sm_90a") as gpu:
+        bs.gemm(a, w)
+    assert gpu.findings == []
 
 
 def test_compile_makes_the_quantisers_kernels(tmp_path, monkeypatch):

@@ -99,6 +99,16 @@ def special():
     return x
 
 
+def unusual(rows, k):
+    """(rows, k): blocks of 1, and every 7th one large, small, zero or beyond what a global scale of 0.01 holds, so that
+    a thread of a long row has more of them than it has bits to remember."""
+    x = torch.ones(rows, k) + torch.rand(rows, k, generator=torch.Generator().manual_seed(12))
+    factors = torch.tensor([1e-9, 1e-5, 1e3, 1e9, 0.0])
+    blocks = torch.arange(-(-k // 16))
+    factor = torch.where(blocks % 7 == 0, factors[blocks // 7 % 5], torch.ones(()))
+    return x * factor.repeat_interleave(16)[:k]
+
+
 def variants():
     """The kernels that the tests for a GPU and the benchmark take."""
     both = (True, False)

@@ -11,7 +11,7 @@ from blockscale.quantize import device
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from quantised import assert_same, boundaries, by_kernel, every_half, gpu, random_bits, special
+from quantised import assert_same, boundaries, by_kernel, every_half, gpu, random_bits, special, unusual
 
 
 def long(*values):
@@ -93,6 +93,15 @@ def test_finite_numbers_beyond_what_the_global_scale_holds_keep_their_errors():
     x[:, ::16] = 10000 * 2.0**-60
     x[2, 1], x[2, 17], x[3, 33] = float("nan"), float("inf"), -float("inf")
     check(x, method="mse", global_scale=2.0**-60, nonfinite="saturate")
+
+
+@pytest.mark.prove
+def test_more_unusual_blocks_than_a_thread_remembers_one_by_one():
+    check(unusual(1, 17_000), norm_weight=torch.ones(17_000), global_scale=0.01, layout="linear")
+
+
+def test_unusual_blocks():
+    check(unusual(9, 200).bfloat16(), global_scale=0.01)
 
 
 SHAPES = [
@@ -205,8 +214,12 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=range(len(VARIANTS)))
 def test_code_rounds_as_ieee_does_and_moves_16_bytes(variant):
-    """No instruction that flushes, approximates or may be contracted; no tensor cores."""
+    """No instruction that flushes, approximates or may be contracted, but for the reciprocal of short quotients,
+    where any is good; no tensor cores."""
     ptx = device.build(target_named("sm_90a"), variant)["ptx"].decode()
+    short = variant.stage == "codes" and variant.before is None and variant.dtype != "fp32"
+    assert ("rcp.approx.ftz.f32" in ptx) == short
+    ptx = ptx.replace("rcp.approx.ftz.f32", "")
     assert not re.findall(r"\.ftz|\.approx|\.full\.f32|\bmma|wgmma|tcgen05", ptx)
     assert not re.findall(r"^\s*(?:add|sub|mul|mad)\.f(?:32|64)", ptx, re.MULTILINE)
     assert ("v4.b32" in ptx) == variant.vectors

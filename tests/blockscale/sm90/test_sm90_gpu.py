@@ -8,8 +8,8 @@ from operands import same_bits, small_integers
 from weight_only import DTYPES, EPILOGUES, ODD, ROWS, SIZES, check, weight
 
 import blockscale as bs
-from blockscale.backends import gpu, sm90
-from blockscale.families.sm90.choice import EXPAND_FROM, candidates
+from blockscale.backends import gpu
+from blockscale.families.sm90.choice import candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -102,12 +102,11 @@ def test_nothing_to_compute():
     check(product(uniform(3, 64), w), uniform(3, 64), weight(33, 64)[1])  # no error was left behind
 
 
-def test_more_rows_than_kernels_are_for(monkeypatch):
+def test_expanded_where_that_is_asked_for():
     w, values = weight(300, 200)
-    x = uniform(EXPAND_FROM + 1, 200)
-    check(product(x, w), x, values)
-    monkeypatch.setattr(sm90, "EXPAND_FROM", 4)
-    check(product(x[:5], w), x[:5], values)
+    for m, strip in ((5, 16), (4097, 128), (200, 1000)):
+        x = uniform(m, 200)
+        check(product(x, w, config=bs.Config(expand=strip)), x, values)
 
 
 def test_other_products_of_packed_weights():
@@ -126,7 +125,7 @@ def test_what_is_refused():
     x, w = uniform(5, 200), weight(300, 200)[0]
     plain = w.with_layout("128x4")
     for more in ({"invariant": True}, {"config": candidates()[0]}):
-        with pytest.raises(ValueError, match="needs fp16 or bf16 activations and one weight in layout 'fragment'"):
+        with pytest.raises(ValueError, match="needs fp16, bf16 or NVFP4 activations and one weight in layout 'frag"):
             bs.gemm(x, plain, **more)
     with pytest.raises(ValueError, match=r"config\.tile: 128 rows, expected one of 1, 2, 4"):
         bs.gemm(x, w, config=bs.Config())

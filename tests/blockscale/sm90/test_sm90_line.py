@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale import families, heuristics
+from blockscale import expansion, families, heuristics
 from blockscale.backends import gpu, sm90
 from blockscale.config import Config
 from blockscale.families.sm90.choice import EXPAND_FROM, PRESETS, candidates
@@ -43,6 +43,7 @@ def recorder(monkeypatch):
     made = Recorder()
     monkeypatch.setattr(gpu, "launcher", lambda target, device: made)
     monkeypatch.setattr(gpu.plan, "_function", lambda *arguments: None)
+    monkeypatch.setattr(expansion, "_function", lambda *arguments: None)
     monkeypatch.setattr(sm90, "why_not", lambda: None)
     return made
 
@@ -245,23 +246,33 @@ def test_what_goes_to_torchs_matmul(recorder):
     x, w = torch.randn(5, 256).bfloat16(), packed()
     out = torch.empty(5, 48)
     plain = w.with_layout("128x4")
-    for a, b in ((x, plain), (x.float(), w), (bs.quantize(x), w)):
+    for a, b in ((x, plain), (x.float(), w), (bs.quantize(x), plain)):
         run(a, b, out)
     stack = bs.quantize(torch.randn(2, 48, 256)).with_layout("fragment")
     run(x, stack, torch.empty(2, 5, 48))
-    rows = torch.zeros(EXPAND_FROM, 256, dtype=torch.bfloat16)
-    run(rows, w, torch.empty(EXPAND_FROM, 48))
+    run(x, w, out, config=Config(expand=16))
     assert recorder.calls == []
-    run(rows, w, torch.empty(EXPAND_FROM, 48), invariant=True)
-    run(rows, w, torch.empty(EXPAND_FROM, 48), config=candidates()[-1])
-    run(rows[1:], w, torch.empty(EXPAND_FROM - 1, 48))
+    run(x, w, out)
+    run(x, w, out, invariant=True)
+    run(x, w, out, config=candidates()[-1])
     assert len(recorder.calls) == 3
+
+
+def test_a_configuration_that_expands_is_nothing_else(recorder):
+    x, w, out = torch.randn(5, 256).bfloat16(), packed(), torch.empty(5, 48)
+    assert families.supports(W, H200, Config(expand=2048)) is None
+    for wrong in (Config(expand=-1), Config(expand=64, pdl=True)):
+        assert families.supports(W, H200, wrong).argument == "config.expand"
+        with pytest.raises(heuristics.Unsupported, match=r"config\.expand: -?\d+, expected rows of a weight"):
+            run(x, w, out, config=wrong)
+    with pytest.raises(ValueError, match="invariant: True"):
+        run(x, w, out, config=Config(expand=16), invariant=True)
 
 
 @pytest.mark.parametrize("more", [{"invariant": True}, {"config": candidates()[0]}])
 def test_what_torchs_matmul_is_not_asked_for(more, recorder):
     x, w = torch.randn(5, 256).bfloat16(), packed().with_layout("128x4")
-    with pytest.raises(ValueError, match="needs fp16 or bf16 activations and one weight in layout 'fragment'"):
+    with pytest.raises(ValueError, match="needs fp16, bf16 or NVFP4 activations and one weight in layout 'fragment'"):
         sm90.prepare(x, w, torch.empty(5, 48), **more)
 
 

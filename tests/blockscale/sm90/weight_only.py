@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 import blockscale as bs
-from blockscale import heuristics, plan
+from blockscale import expansion, heuristics, plan
 from blockscale.bench.run import SUITES
 from blockscale.families.sm90.choice import candidates
 from blockscale.problem import Problem, target_named
@@ -107,6 +107,24 @@ def problems():
         yield problem, replace(heuristics.choose(problem, target_named("h200")).config, ahead=True)
 
 
+def expanded_problems():
+    """Those of NVFP4 activations, which read weights early."""
+    for m in (1, 3, 5, 17, 64, 130, 300):
+        yield Problem(m, 1000, 4104, a="bf16")
+    yield Problem(5, 300, 200, a="bf16")
+    yield Problem(70, 1000, 2080, a="bf16", out_dtype="fp32", bias="fp32", activation="silu")
+    yield Problem(33, 1000, 4096, a="bf16")
+    yield Problem(64, 4096, 8192, a="bf16")
+    yield Problem(70, 300, 512, a="bf16", out_dtype="fp32")
+
+
+def variants():
+    """Of the dequantiser: what products take, and what its own tests do."""
+    wanted = expansion.variants()
+    plain = (replace(v, factors=None, dtype=dtype) for v in wanted for dtype in ("bf16", "fp16"))
+    return dict.fromkeys((*wanted, *plain))
+
+
 def fill(root, part=0, parts=1):
     """Compiles every parts-th kernel from `part` on."""
     target, store = target_named("h200"), Store(root)
@@ -114,8 +132,13 @@ def fill(root, part=0, parts=1):
     for problem, config in problems():
         chosen = config or heuristics.choose(problem, target).config
         kernels.setdefault(key_of(origin(target, chosen, problem)), (problem, chosen))
+    for problem in expanded_problems():
+        early = replace(heuristics.choose(problem, target).config, ahead=True)
+        kernels.setdefault(key_of(origin(target, early, problem)), (problem, early))
     for problem, config in list(kernels.values())[part::parts]:
         plan.artefact(problem, target, config, store)
+    for variant in list(variants())[part::parts]:
+        expansion.artefact(target, variant, store)
     return len(kernels)
 
 

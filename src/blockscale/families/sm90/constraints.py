@@ -8,7 +8,7 @@ from blockscale.kernels.parts import hopper_memory
 from blockscale.problem import NVFP4, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
-CALL_FIELDS: tuple[str, ...] = ()
+CALL_FIELDS: tuple[str, ...] = ("expand",)
 
 TOKENS = {False: (1, 2, 4, 8, 16), True: tuple(range(8, 65, 8))}  # rows of a that a CTA can take, by `wgmma`
 GROUP = 4  # warps of a warpgroup
@@ -83,6 +83,8 @@ def _unbuildable_group(config: Config) -> Reason | None:
 
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why there is no such kernel, or why it does not do `problem`; None where it does."""
+    if config.expand:
+        return unexpandable(config)
     reason = unbuildable(config, target)
     if reason is not None:
         return reason
@@ -115,3 +117,10 @@ def smem(config: Config) -> int:
     assert config.chunk is not None
     _, whole = hopper_memory.of_warps(tokens, warps(config), config.chunk, config.buffers)
     return whole
+
+
+def unexpandable(config: Config) -> Reason | None:
+    """Why a configuration that sets `expand` says something else, or None."""
+    if config.expand > 0 and config == Config(expand=config.expand):
+        return None
+    return Reason("config.expand", f"{config.expand}, expected rows of a weight and nothing else")

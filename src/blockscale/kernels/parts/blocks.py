@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from blockscale.kernels.parts import ieee
 
@@ -50,10 +50,8 @@ class Loader:
         """Registers that a block takes."""
         return BLOCK * self.bytes // 4
 
-    def load(self, rWords, row: Int64, start: Int32, end: Int32, there: Boolean) -> None:
-        """Numbers `start` to `start` + 15 of the row at this address; 0 for those from `end` on, or if not `there`."""
-        left = Int32(cutlass.select_(there, end - start, Int32(0)))
-        address = row + Int64(start) * self.bytes
+    def load(self, rWords, address: Int64, left: Int32) -> None:
+        """16 numbers from this address on; 0 for those from the `left`-th on."""
         if self.vectors:
             numbers = 16 // self.bytes
             for i in range(self.words // 4):
@@ -92,42 +90,44 @@ class Loader:
     def block(self, words: list) -> "Block":
         if self.dtype == "fp32":
             return Block.of(words)
-        magnitudes = [word & Int32(_PAIR) for word in words]
-        largest = magnitudes[0]
-        for word in magnitudes[1:]:
-            largest = cute.arch.inline_ptx(
-                "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[largest, word]
-            )
-        amax = cutlass.max(largest >> 16, largest & 0xFFFF)
-        amax = ieee.bits(self._pair(amax)[0])
-        return Block(self.values(magnitudes), [_signs_of_pairs(words[i : i + 4]) for i in (0, 4)], amax)
+        largest = words
+        while len(largest) > 1:
+            largest = [self._larger(a, b) for a, b in zip(largest[::2], largest[1::2], strict=True)]
+        both = largest[0] & Int32(_PAIR)
+        amax = ieee.bits(self._pair(cutlass.max(both >> 16, both & 0xFFFF))[0])
+        return Block(self.values(words), [_signs_of_pairs(words[i : i + 4]) for i in (0, 4)], amax)
+
+    def _larger(self, a: Int32, b: Int32) -> Int32:
+        """Of two pairs the larger magnitudes, whatever their signs; NaN is the largest."""
+        kind = "bf16x2" if self.dtype == "bf16" else "f16x2"
+        text = f"max.NaN.xorsign.abs.{kind} {{$w0}}, {{$r0}}, {{$r1}};"
+        return cute.arch.inline_ptx(text, write_only_types=[Int32], read_only_args=[a, b])
 
 
 @dataclass(frozen=True)
 class Block:
     """
     Attributes:
-        magnitudes: 16, fp32. signs: two words, each the signs of eight codes.
+        values: 16, fp32. signs: two words, each the signs of eight codes.
         amax: bits of the largest magnitude, NaN and infinity included.
     """
 
-    magnitudes: list
+    values: list
     signs: list
     amax: Int32
 
     @staticmethod
     def of(words: list) -> "Block":
         """From the bits of 16 fp32 numbers."""
-        magnitudes = [word & Int32(MAGNITUDE) for word in words]
-        amax = magnitudes[0]
-        for word in magnitudes[1:]:
-            amax = cutlass.max(amax, word)
+        amax = words[0] & Int32(MAGNITUDE)
+        for word in words[1:]:
+            amax = cutlass.max(amax, word & Int32(MAGNITUDE))
         signs = [_signs(words[i : i + 8]) for i in (0, 8)]
-        return Block([ieee.number(word) for word in magnitudes], signs, amax)
+        return Block([ieee.number(word) for word in words], signs, amax)
 
     def finite(self, limit: Float32) -> "Block":
-        """NaN as 0 and infinity as `limit`; finite numbers stay, beyond it too."""
-        words = [ieee.bits(x) for x in self.magnitudes]
+        """Magnitudes, NaN as 0 and infinity as `limit`; finite numbers stay, beyond it too."""
+        words = [ieee.bits(x) & Int32(MAGNITUDE) for x in self.values]
         most = ieee.bits(limit)
         bounded = [
             Int32(cutlass.select_(word > INFINITE, Int32(0), Int32(cutlass.select_(word == INFINITE, most, word))))
@@ -149,8 +149,8 @@ class Block:
     def finite_amax(self) -> Int32:
         """Bits of the largest magnitude, NaN and infinity apart."""
         amax = Int32(0)
-        for x in self.magnitudes:
-            word = ieee.bits(x)
+        for x in self.values:
+            word = ieee.bits(x) & Int32(MAGNITUDE)
             amax = cutlass.max(amax, Int32(cutlass.select_(word >= INFINITE, Int32(0), word)))
         return amax
 

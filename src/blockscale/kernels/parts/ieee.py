@@ -99,6 +99,46 @@ class FastQuotients:
         )
 
 
+@dataclass(frozen=True)
+class ShortQuotients:
+    """x / d for an x of at most 11 significant bits: not to the last bit, but on the right side of every boundary.
+
+    With y near 1 / d and `rest` = (1 - d y) y + 2^-43 y, x y + x rest is above x / d by a 2^-44th to a 2^-42nd of it
+    before it is rounded, so it is rounded to another number than x / d only where the middle between two numbers is in
+    between. At the middles next to 1/4, 3/4, ... 5, and next to those between two scales, there is no fp32 number d for
+    which it is (tests/blockscale/quantise/test_quantise_quotients.py goes through all of them). d as for
+    `FastQuotients`.
+    """
+
+    near: Float32  # y
+    rest: Float32
+
+    @staticmethod
+    def by(d: Float32) -> "ShortQuotients":
+        numbers = cute.arch.inline_ptx(
+            "{\n.reg .f32 n, y, e, more;\nneg.f32 n, {$r0};\nrcp.approx.ftz.f32 y, {$r0};\n"
+            "fma.rn.f32 e, n, y, 0f3F800000;\nmul.rn.f32 more, y, 0f2A000000;\n"
+            "fma.rn.f32 {$w1}, e, y, more;\nmov.f32 {$w0}, y;\n}",
+            write_only_types=[Float32] * 2,
+            read_only_args=[d],
+        )
+        return ShortQuotients(*numbers)
+
+    @staticmethod
+    def by_constant(d: float) -> "ShortQuotients":
+        near = np.float32(1 / d)
+        return ShortQuotients(Float32(float(near)), Float32(float(np.float32(1 / d - float(near)))))
+
+    def of(self, x: Float32) -> Float32:
+        return _asm(
+            "{\n.reg .f32 q;\nmul.rn.f32 q, {$r0}, {$r2};\nfma.rn.f32 {$w0}, {$r0}, {$r1}, q;\n}",
+            Float32,
+            x,
+            self.near,
+            self.rest,
+        )
+
+
 def bits(x: Float32) -> Int32:
     return x.bitcast(Int32)
 
