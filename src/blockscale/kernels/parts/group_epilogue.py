@@ -48,7 +48,7 @@ class GroupEpilogue(Epilogue):
         acc, groups, memory = c.acc, c.groups, c.memory.after_grids_before()
         way = self.way(c, memory)
         lanes = c.warp * ROWS
-        sums = acc.consumer()
+        sums, turn = acc.consumer(), Int32(0)
         index = c.first
         while index < groups.total:
             work = c.work(index)
@@ -56,16 +56,21 @@ class GroupEpilogue(Epilogue):
             acc.wait_full(sums)
             tensorcore.after_sync()
             address = c.accumulator(sums) + (lanes << 16)
-            whole = work.columns // self.columns
-            for i in cutlass.range(whole, unroll=1):
-                tile.through(address, i * self.columns, 0)
-            if cutlass.const_expr(self.out_dtype != "nvfp4" and self.columns > GRANULE):
-                rest = tile.by(GRANULE)
-                for i in cutlass.range((work.columns - whole * self.columns) // GRANULE, unroll=1):
-                    rest.through(address, whole * self.columns + i * GRANULE, 0)
+            self.leave(c, tile, address, work.columns, turn)
             self.release(acc, sums, warps)
-            sums = sums.next()
+            sums, turn = sums.next(), turn ^ 1
             index = index + c.stride
+
+    @cute.jit
+    def leave(self, c, tile, address, columns, turn):
+        """Columns of a tile, `self.columns` at a time. turn: 0 and 1, tile by tile."""
+        whole = columns // self.columns
+        for i in cutlass.range(whole, unroll=1):
+            tile.through(address, i * self.columns, 0)
+        if cutlass.const_expr(self.out_dtype != "nvfp4" and self.columns > GRANULE):
+            rest = tile.by(GRANULE)
+            for i in cutlass.range((columns - whole * self.columns) // GRANULE, unroll=1):
+                rest.through(address, whole * self.columns + i * GRANULE, 0)
 
     def way(self, c: Any, memory: Any) -> Way:
         """What is the same for all tiles, and in the place of what is not, anything."""
