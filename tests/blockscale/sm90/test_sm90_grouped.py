@@ -1,6 +1,8 @@
 """Grouped products by Hopper's kernel on the software GPU: few rows of activations a group, and no size read on the
 host."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from grouped_products import check_group, matrix, table, weights
@@ -15,6 +17,7 @@ from blockscale.backends import loop
 SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 1), ("random", 2), ("random", 3)]
 N, K = 40, 200
 CONFIG = bs.Config((2, 32), stages=2, pdl=True, k_warps=2, chunk=512, buffers=2)
+WIDE = bs.Config((8, 64), stages=2, pdl=True, wgmma=True, k_warps=2, buffers=4, accumulators=2, ctas=2)
 
 
 def options(groups, **more):
@@ -45,13 +48,14 @@ def check(y, x, plain, sizes, given):
         start += size
 
 
-def test_the_same_bits_in_every_order_of_completion(operands):
+@pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["warps", "warpgroups"])
+def test_the_same_bits_in_every_order_of_completion(operands, config):
     x, plain, packed = operands
     sizes = (3, 0, 5, 0, 1)
     results = []
     for schedule, seed in SCHEDULES:
         with bs.emulated("sm_90a", schedule=schedule, seed=seed, checks="strict") as gpu:
-            results.append(bs.grouped_gemm(x, packed, group_sizes=table(sizes), **options(5)))
+            results.append(bs.grouped_gemm(x, packed, group_sizes=table(sizes), **options(5, config=config)))
             assert gpu.findings == []
             assert len(gpu.reports) == 1
     check(results[0], x, plain, sizes, options(5))
@@ -117,11 +121,34 @@ def test_gates_and_nvfp4_results_come_after_the_kernel(operands):
     assert same_bits(out.with_layout("linear").scales, expected.scales)
 
 
-def test_fields_of_other_kernels_are_refused():
-    config = bs.Config((8, 64), stages=2, pdl=True, wgmma=True, k_warps=2, split=2, buffers=4)
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(WIDE, tile=(16, 128), k_warps=3, stages=1, buffers=6, accumulators=1, order="longest", ctas=3),
+        replace(WIDE, tile=(24, 64), k_warps=1, raster="m", pdl=False, buffers=2, ctas=1),
+        replace(WIDE, k_warps=4, buffers=8),  # more warpgroups than units of k
+    ],
+    ids=str,
+)
+def test_warpgroups(config):
+    """Groups of more rows than a tile has, units of k that no multiple of warpgroups has, CTAs of several tiles."""
+    sizes = (0, 19, 1, 30)
+    plain, x = weights(4, 72, 392), torch.randn(50, 392).half()
+    with bs.emulated("sm_90a", schedule="random", seed=5, checks="strict") as gpu:
+        y = bs.grouped_gemm(x, plain.with_layout("fragment"), group_sizes=table(sizes), config=config)
+        assert gpu.findings == []
+    check(y, x, plain, sizes, dict.fromkeys(("alpha", "bias"), [None] * 4))
+
+
+def test_what_is_refused():
     x, packed = torch.randn(2, K).half(), weights(2, N, K).with_layout("fragment")
-    with bs.emulated("sm_90a"), pytest.raises(ValueError, match=r"config\.wgmma: True, expected False"):
-        bs.grouped_gemm(x, packed, group_sizes=table((1, 1)), config=config)
+    with bs.emulated("sm_90a"):
+        for config, message in (
+            (replace(WIDE, split=2), r"config\.split: 2, expected 1"),
+            (replace(WIDE, tile=(64, 128), accumulators=2), r"config\.buffers: 4: [\d,]+ bytes of shared memory"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                bs.grouped_gemm(x, packed, group_sizes=table((1, 1)), config=config)
 
 
 def test_many_rows_a_group_are_single_products(operands, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.formats.layouts import round_up
+from blockscale.kernels.parts.group_geometry import TABLE_BYTES
 
 PITCH = ROWS + 4  # fp32 from one token's sums to the next, so that a warp's stores meet no bank twice
 SKEW = 8  # elements between rows of activations beyond their own: 16 bytes
@@ -33,3 +34,9 @@ def warp_bytes(tokens: int, depth: int) -> int:
 def of_groups(tokens: int, warps: int, depth: int, buffers: int) -> int:
     """The bytes of all: what is the warps' own, then activations."""
     return round_up(GROUPS_HEAD + warps * warp_bytes(tokens, depth), 1024) + buffers * tokens * DEPTH * 2
+
+
+def of_experts(tokens: int, warps: int, depth: int, buffers: int, kept: int) -> int:
+    """The bytes of all where warpgroups multiply for groups: barriers, their table, weights, sums, activations."""
+    own = warps * ((depth + 1) * UNIT_BYTES + kept * sum_bytes(tokens))
+    return round_up(GROUPS_HEAD + TABLE_BYTES + own, 1024) + buffers * tokens * DEPTH * 2

@@ -6,11 +6,25 @@ from blockscale.config import Choice, Config, Reason
 from blockscale.families.sm90 import constraints
 from blockscale.families.sm90.constraints import MOST_TOKEN_TILES, TOKENS
 from blockscale.formats.fragment import ROWS
+from blockscale.kernels.parts import hopper_memory
+from blockscale.kernels.parts.group_geometry import MOST_GROUPS
 from blockscale.problem import GATED, GroupedProblem, Problem, Target
 
 CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CTA; the second for long k
-STAGES = 2
+FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
+MOST_ROWS_IN_ALL = 2**31 - 1024
 MOST_ROWS = 64  # of a group, on average, that the kernel is asked for: it reads a weight for every 16 of them
+
+
+def _groups(tokens: int, depth: int, buffers: int, kept: int) -> Config:
+    """Four warpgroups along k, for 64 rows of a weight."""
+    tile = tokens, constraints.GROUP * ROWS
+    rings = {"stages": depth, "buffers": buffers, "accumulators": kept}
+    return Config(tile, raster="n", pdl=True, wgmma=True, k_warps=4, **rings)  # type: ignore[arg-type] # integers
+
+
+EXPERTS = {8: _groups(8, 3, 16, 2), 16: _groups(16, 3, 16, 2), 32: _groups(32, 2, 8, 1), 48: _groups(48, 2, 8, 1)}
+"""By the rows of activations of a tile."""
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -24,10 +38,40 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why there is no such kernel, or why it does not do `problem`; None where it does."""
     assert isinstance(problem, GroupedProblem)
     reason = constraints.unfit(problem, target, config)
+    if config.wgmma:
+        return reason or _unfit_experts(problem, target, config)
     blocks = most_blocks(problem, config)
     if reason is None and blocks > MOST_TOKEN_TILES:
         return Reason("config.tile", f"up to {blocks} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
     return reason
+
+
+def _unfit_experts(problem: GroupedProblem, target: Target, config: Config) -> Reason | None:
+    """Of the kernel whose warpgroups multiply."""
+    if problem.groups > MOST_GROUPS:
+        return Reason("groups", f"{problem.groups}, at most {MOST_GROUPS} with wgmma")
+    if config.split != 1:
+        return Reason("config.split", f"{config.split}, expected 1")
+    needed = smem(config)
+    if needed > target.smem:
+        return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
+    rows = problem.m * (problem.groups if problem.form == "masked" else 1)
+    if rows > MOST_ROWS_IN_ALL:
+        return Reason("m", f"{rows} rows in all, at most {MOST_ROWS_IN_ALL}")
+    return None
+
+
+def smem(config: Config) -> int:
+    """Bytes of shared memory of the kernel whose warpgroups multiply."""
+    assert config.stages is not None
+    assert config.buffers is not None
+    warps = constraints.warps(config)
+    return hopper_memory.of_experts(config.tile[0], warps, config.stages, config.buffers, config.accumulators)
+
+
+def ctas(problem: GroupedProblem, target: Target, config: Config) -> int:
+    """Of a launch: one a multiprocessor, and no more than there can be tiles."""
+    return min(config.ctas or target.sms, most_blocks(problem, config) * -(-problem.n // config.tile[1]))
 
 
 def most_blocks(problem: GroupedProblem, config: Config) -> int:
@@ -43,15 +87,36 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     """The configuration for a problem that `unsupported` passes, or why there is none."""
     assert isinstance(problem, GroupedProblem)
     mean = problem.m if problem.form == "masked" else -(-problem.m // problem.groups)
-    tokens = next((rows for rows in TOKENS[False] if rows >= mean), TOKENS[False][-1])
-    reasons = [f"tiles of {tokens} rows of activations: the fewest that hold {mean}, or the most there are (derived)"]
-    for k_warps, tiles in CUTS:
-        chunk = 128 * k_warps * STAGES
-        rings = {"stages": STAGES, "k_warps": k_warps, "chunk": chunk, "buffers": 4 if tokens <= 4 else 2}
-        config = Config((tokens, ROWS * tiles), pdl=True, **rings)  # type: ignore[arg-type] # integers
+    refused: Reason | None = None
+    for config in (*_experts(mean), *_warps(mean)):
         refused = unfit(problem, target, config)
         if refused is None:
-            reasons.append(f"{k_warps} warps along k: enough for the contract at k = {problem.k} (derived)")
-            return Choice(config, tuple(reasons))
+            by = "wgmma" if config.wgmma else "mma.sync"
+            reasons = (
+                f"tiles of {config.tile[0]} rows of activations, by {by}: the fewest that hold {mean}, or the most "
+                "there are (derived)",
+                f"{config.k_warps} parts of k: enough for the contract at k = {problem.k} (derived)",
+            )
+            return Choice(config, reasons)
     assert refused is not None
     return refused
+
+
+def candidates() -> tuple[Config, ...]:
+    """Those that a measurement compares."""
+    return (*EXPERTS.values(), *_warps(1), *_warps(16))
+
+
+def _experts(mean: int) -> tuple[Config, ...]:
+    """By warpgroups: the fewest rows that hold the mean."""
+    return (next((config for rows, config in EXPERTS.items() if rows >= mean), EXPERTS[max(EXPERTS)]),)
+
+
+def _warps(mean: int) -> tuple[Config, ...]:
+    """By warps, for what warpgroups do not do."""
+    tokens = next((rows for rows in TOKENS[False] if rows >= mean), TOKENS[False][-1])
+    buffers = 4 if tokens <= 4 else 2
+    return tuple(
+        Config((tokens, ROWS * tiles), stages=2, pdl=True, k_warps=k_warps, chunk=256 * k_warps, buffers=buffers)
+        for k_warps, tiles in CUTS
+    )
