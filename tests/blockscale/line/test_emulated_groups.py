@@ -302,6 +302,50 @@ def test_a_list_of_any_shapes_is_one_call_of_the_device(emulator):
             check_group(y, a[i], b[i], alpha=alpha[i])
 
 
+def test_a_known_list_is_checked_by_addresses_and_values_alone(emulator, monkeypatch):
+    """No plan, no conversion, no look at shapes; results that overlap and an alpha that is no number are still seen."""
+    shapes = [(3, 40, 80), (20, 40, 48), (0, 40, 64), (1, 40, 1)]
+
+    def operands(seed):
+        return [
+            [every_code_and_scale(shape[side], shape[2], seed=seed + 10 * side + i) for i, shape in enumerate(shapes)]
+            for side in (0, 1)
+        ]
+
+    def check_all(ys, a, b, **options):
+        for i, y in enumerate(ys):
+            if len(y):
+                check_group(y, a[i], b[i], alpha=options["alpha"][i], bias=options["bias"][i])
+
+    options = {"alpha": torch.arange(1.0, 5.0) * 1e-3, "bias": biases(4, 40), "out_dtype": torch.float32}
+    memory = torch.full((24, 96), math.nan)
+    out = list(memory[:, :40].split([3, 20, 0, 1]))
+    first, second = operands(0), operands(100)
+    bs.grouped_gemm(*first, out=out, **options)
+    new = bs.grouped_gemm(*first, **options)
+    assert len(gpu.known()) == 2  # with results given and without
+    with monkeypatch.context() as patch:
+        patch.setattr(bs.NVFP4Tensor, "with_layout", None)
+        patch.setattr(plan, "plan", None)
+        patch.setattr(grouped, "separate", None)
+        memory.fill_(math.nan)
+        options["alpha"] = options["alpha"] * 3
+        given = bs.grouped_gemm(*second, out=out, **options)
+        assert all(x is y for x, y in zip(given, out, strict=True))
+        other = bs.grouped_gemm(*second, **options)
+        assert len(emulator.reports) == 8  # maps and products of each
+        with pytest.raises(ValueError, match=r"alpha: nan"):
+            bs.grouped_gemm(*second, out=out, **{**options, "alpha": torch.tensor([1.0, math.nan, 1.0, 1.0])})
+        with pytest.raises(ValueError, match=r"out\[.\]: overlaps out\[.\]"):
+            bs.grouped_gemm(*second, out=[out[0], memory[2:22, :40], *out[2:]], **options)
+    assert memory[:, 40:].isnan().all()
+    check_all(given, *second, **options)
+    assert all(same_bits(x, y) for x, y in zip(given, other, strict=True))
+    options["alpha"] = torch.arange(1.0, 5.0) * 1e-3
+    check_all(new, *first, **options)
+    assert len(emulator.reports) == 8
+
+
 @pytest.mark.prove
 def test_lists_that_one_kernel_does_not_do_are_launched_one_by_one(emulator):
     a = [every_code_and_scale(3, 64, seed=i) for i in range(2)]
