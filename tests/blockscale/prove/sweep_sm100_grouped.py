@@ -92,5 +92,5 @@ SWEEP = GroupedSweep(
     sms=4,
     competition=GPU_MODE,
     seed=3,
-    sample=24,
+    sample=30,
 )
