@@ -45,7 +45,7 @@ class Config:
         fixed: the one (m, n, k) that the kernel is compiled for; None for any.
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
         order: in which groups of a grouped product come: "given", or "longest", those of the most rows first.
-        split: CTAs of a cluster that share a tile and split k; their sums are added in order.
+        split: CTAs of a cluster, or pairs of them, that share a tile and split k; their sums are added in order.
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
