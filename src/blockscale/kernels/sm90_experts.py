@@ -1,32 +1,31 @@
 """Weight-only grouped NVFP4 GEMM for sm_90a, warpgroups: the product of kernels/sm90_wide.py for every group of rows.
 
-One launch for all groups, whose sizes only the device knows. It is persistent: every CTA makes a table of the groups in
-its shared memory (parts/groups.py), tiles are numbered through all groups, and CTA i of G takes the tiles i, i + G and
-so on. A tile is 64 x row_groups rows of a group's matrix of b by up to `tokens` of the group's rows of a, over all of
-k, which k_groups warpgroups share. Roles, each of which goes through the tiles by itself:
+One launch for all groups, whose sizes only the device knows. It is persistent: every CTA makes a table of the groups'
+blocks of up to `tokens` rows in its shared memory (parts/expert_table.py); tiles, of 64 x row_groups rows of b by a
+block and all of k, are numbered through all blocks, and CTA i of G takes the tiles i, i + G and so on. k is shared by
+k_groups warpgroups, which take pairs of units, 256 k, in turn. Roles, each of which goes through the tiles by itself:
 
     role      warps                      does
-    multiply  4 x row_groups x k_groups  a warpgroup takes every k_groups-th unit of k for 64 rows, a warp 16 of them
-    fetch     one more                   brings units of activations to shared memory (TMA)
+    multiply  4 x row_groups x k_groups  a warpgroup takes every k_groups-th pair for 64 rows, a warp 16 of them
+    fetch     k_groups more              brings pairs of units of activations to shared memory (TMA), a warp for each
+                                         part of k
     finish    `finishers` more           adds the sums of the k_groups in their order, alpha, bias, and stores
 
-Rings:
+Rings; there is one of activations for each part of k:
 
-    ring         slots      full                                    empty
-    weights      depth + 1  a warp's own copies (cp.async groups)   the same warp has read it
-    activations  buffers    1 arrival (fetch), bytes of two boxes   1 arrival a warp of the warpgroup that multiplied it
-    sums         kept       1 arrival a warp of multiply            1 arrival a warp of finish
+    ring         slots               full                                     empty
+    weights      depth + 1           a warp's own copies (cp.async groups)    the same warp has read it
+    activations  buffers / k_groups  1 arrival (fetch), bytes of four boxes   1 arrival a warp that multiplied it
+    sums         kept                1 arrival a warp of multiply             1 arrival a warp of finish
 
-What a warp asks for of weights goes on with its next tile before its last one is multiplied, so that memory is never
-without requests while a CTA ends a tile; nothing waits for a store.
-
-A slot of activations always serves the same warpgroup, as in kernels/sm90_wide.py. A tile therefore takes a multiple of
-k_groups slots: those beyond its units become full without bytes, and are given back unread.
+What a warp asks for of weights goes on with its next tile before the last pair of this one is multiplied, so that
+memory is never without requests while a CTA ends a tile; nothing waits for a store. The tensor core's sums of a pair
+are added to those before in fp32, since a longer chain would lose too much (docs/hopper.md).
 
 A box may reach into rows of another group: what they come to are sums that are not stored.
 
-Shared memory: barriers; the table; weights, (depth + 1) x 1152 bytes a warp; sums, `kept` times each warp's;
-activations, buffers x 2 boxes of tokens x 64 k, swizzled by 128 bytes.
+Shared memory: barriers; the table; weights, (depth + 1) x 2304 bytes a warp; sums, `kept` times each warp's;
+activations, buffers x 4 boxes of tokens x 64 k, swizzled by 128 bytes.
 """
 
 from dataclasses import dataclass
@@ -41,14 +40,15 @@ from cutlass.memory import SmemAllocator
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
-from blockscale.kernels.parts.expert_weights import TileSlots
-from blockscale.kernels.parts.group_geometry import MOST_GROUPS
-from blockscale.kernels.parts.groups import Groups, Order
-from blockscale.kernels.parts.hopper_memory import of_experts, sum_bytes
+from blockscale.kernels.parts.expert_table import Table, Walk
+from blockscale.kernels.parts.expert_weights import PAIR, PairSlots, pairs, start
+from blockscale.kernels.parts.hopper_memory import ENTRY_BYTES, MOST_BLOCKS, of_experts, sum_bytes
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.sums import Finish, Sums, finish
-from blockscale.kernels.sm90 import DTYPES, WARP, expect_bytes
+from blockscale.kernels.sm90 import DTYPES, WARP
 from blockscale.kernels.sm90_wide import GROUP, HALF, STEPS, Sm90GroupGemm
+
+BOXES = PAIR * DEPTH // HALF  # of a slot of activations
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,12 @@ class Context:
 
     warp: Int32
     lane: Int32
+    k_group: Int32  # of the warp, if it multiplies or fetches
+    n: Int32
     units: Int32  # of a row of b
-    groups: Groups
-    total: Int32  # tiles of all CTAs
+    table: Table
+    total: Int32  # blocks
+    walk: Walk
     activations: Ring
     kept: Ring
     map: cpasync.TmaInfo
@@ -82,9 +85,8 @@ class Sm90ExpertGemm:
         tokens: most rows of a group that a tile takes, a multiple of 8 up to 64.
         form: "contiguous": groups follow one another in the rows of a. "masked": each has a matrix of its own.
         row_groups, k_groups: the multiplying warpgroups, along rows of b and along k.
-        depth: units of weights that a warp has in flight. buffers: units of activations, a multiple of k_groups and
-            at least twice that. kept: tiles of sums. finishers: warps that finish.
-        order, raster: of tiles, as `Config`.
+        depth: pairs of units of weights that a warp has in flight. buffers: pairs of units of activations, a multiple
+            of k_groups and at least twice that. kept: tiles of sums. finishers: warps that finish.
         pdl, a_dtype, out_dtype, bias, activation: as `Sm90WarpGemm`.
     """
 
@@ -99,8 +101,6 @@ class Sm90ExpertGemm:
         buffers,
         kept=2,
         finishers=2,
-        order="given",
-        raster="n",
         pdl=False,
         a_dtype="bf16",
         out_dtype="bf16",
@@ -113,11 +113,10 @@ class Sm90ExpertGemm:
         self.bias, self.activation = bias, activation
         self.row_warps = GROUP * row_groups
         self.warps = self.row_warps * k_groups
-        self.threads = WARP * (self.warps + 1 + finishers)
+        self.threads = WARP * (self.warps + k_groups + finishers)
         self.rows = ROWS * self.row_warps
-        self.warp_bytes, self.sum_bytes = (depth + 1) * UNIT_BYTES, sum_bytes(tokens)
+        self.warp_bytes, self.sum_bytes = PAIR * (depth + 1) * UNIT_BYTES, sum_bytes(tokens)
         self.smem_bytes = of_experts(tokens, self.warps, depth, buffers, kept)
-        self.order = Order(self.masked, (self.rows, tokens), True, raster, order == "longest", self.threads)
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -168,35 +167,44 @@ class Sm90ExpertGemm:
         experts, ends = counts
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(thread // WARP)
+        fetching = warp - self.warps
         smem = self.shared_memory()
-        groups = Groups(self.order, smem, experts, m, n, k, ends)
-        activations, kept = self.rings(smem)
-        if warp == self.warps:
+        scratch = smem.weights.data_ptr()
+        table = Table(self.masked, self.tokens, self.threads, smem, scratch, experts, m, ends)
+        k_group = Int32(cutlass.select_(fetching < 0, warp // self.row_warps, cutlass.min(fetching, self.k_groups - 1)))
+        activations, kept = self.rings(smem, k_group)
+        if (fetching >= 0) & (fetching < self.k_groups):
             cpasync.prefetch_descriptor(map_a.atom)
             with cute.arch.elect_one():
                 activations.initialise()
+            cute.arch.mbarrier_init_fence()
+        if fetching == 0:
+            with cute.arch.elect_one():
                 kept.initialise()
             cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
-        groups.make(given)
+        table.make(given)
         cute.arch.sync_threads()
         c = Context(
             warp=warp,
             lane=thread % WARP,
+            k_group=k_group,
+            n=n,
             units=cute.ceil_div(k, DEPTH),
-            groups=groups,
-            total=groups.total,
+            table=table,
+            total=table.total,
+            walk=Walk.of(cute.ceil_div(n, self.rows)),
             activations=activations,
             kept=kept,
             map=map_a,
             smem=smem,
-            boxes=smem.a.get_tensor(self.boxes(2 * self.buffers).outer, swizzle=self.boxes(1).inner),
+            boxes=smem.a.get_tensor(self.boxes(BOXES * self.buffers).outer, swizzle=self.boxes(1).inner),
         )
-        if warp < self.warps:
-            self.multiply(c, b.toint(), n)
-        elif warp == self.warps:
+        if fetching < 0:
+            self.multiply(c, b.toint())
+        elif fetching < self.k_groups:
             self.fetch(c)
         else:
             self.finish(c, (out, ld_out), biases, factors, factor)
@@ -211,147 +219,141 @@ class Sm90ExpertGemm:
             kept_full: cute.struct.MemRange[Int64, self.kept]
             kept_empty: cute.struct.MemRange[Int64, self.kept]
             total: Int32
-            firsts: cute.struct.Align[cute.struct.MemRange[Int32, MOST_GROUPS], 1024]
-            rows: cute.struct.MemRange[Int32, MOST_GROUPS]
-            atoms: cute.struct.MemRange[Int32, MOST_GROUPS]
-            numbers: cute.struct.MemRange[Int32, MOST_GROUPS]
-            tiles: cute.struct.MemRange[Int32, MOST_GROUPS]
+            entries: cute.struct.Align[cute.struct.MemRange[Int32, MOST_BLOCKS * ENTRY_BYTES // 4], 1024]
             weights: cute.struct.MemRange[Uint8, self.warps * self.warp_bytes]
             sums: cute.struct.MemRange[Uint8, self.kept * self.warps * self.sum_bytes]
-            a: cute.struct.Align[cute.struct.MemRange[self.dtype, self.buffers * self.tokens * DEPTH], 1024]
+            a: cute.struct.Align[cute.struct.MemRange[self.dtype, self.buffers * self.tokens * PAIR * DEPTH], 1024]
 
         if Smem.size_in_bytes() != self.smem_bytes:
             raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {self.smem_bytes}")
         return SmemAllocator().allocate(Smem)
 
-    def rings(self, smem):
-        full, empty = smem.full.data_ptr(), smem.empty.data_ptr()
-        activations = Ring("activations", full, empty, self.buffers, fills=1, empties=self.row_warps)
+    def rings(self, smem, k_group):
+        """Of activations, that of a part of k, and of sums."""
+        slots = self.buffers // self.k_groups
+        full, empty = (x.data_ptr() + k_group * slots for x in (smem.full, smem.empty))
+        copied = BOXES * self.tokens * HALF * 2
+        activations = Ring("activations", full, empty, slots, fills=1, empties=self.row_warps, copied=copied)
         full, empty = smem.kept_full.data_ptr(), smem.kept_empty.data_ptr()
         return activations, Ring("sums", full, empty, self.kept, fills=self.warps, empties=self.finishers)
+
+    def box(self, c, slot, i):
+        """The number of a slot's i-th box."""
+        return (c.k_group * (self.buffers // self.k_groups) + slot.index) * BOXES + i
 
     def sums(self, smem, slot):
         first = smem.sums.data_ptr().toint() + slot.index * (self.warps * self.sum_bytes)
         return Sums(first, self.sum_bytes, self.row_warps, self.k_groups, 1)
 
-    def turns(self, units):
-        """Of a warpgroup in a tile, with those in which it has no unit."""
-        return cute.ceil_div(units, self.k_groups)
-
     @cute.jit
-    def multiply(self, c, b, n):
-        """The warpgroup's units of one tile after the other; of each its sums to shared memory."""
-        lane, warp, activations, kept, units = c.lane, c.warp, c.activations, c.kept, c.units
-        k_group = warp // self.row_warps
+    def multiply(self, c, b):
+        """The warpgroup's pairs of units of one tile after the other; of each its sums to shared memory."""
+        lane, warp, activations, kept = c.lane, c.warp, c.activations, c.kept
         own = c.smem.weights.data_ptr().toint() + warp * self.warp_bytes
-        rows = b, cute.ceil_div(n, ROWS), self.row_warps, warp % self.row_warps
-        source = TileSlots.of(self.depth + 1, self.k_groups, own, (c.groups, c.total), rows, units, k_group)
+        rows = b, cute.ceil_div(c.n, ROWS), self.row_warps, warp % self.row_warps
+        table = c.table, c.total
+        source = PairSlots.of(self.depth + 1, self.k_groups, own, table, rows, c.units, c.k_group, c.walk)
         for _ in cutlass.range_constexpr(self.depth):
             source = source.ask(lane)
         shape = 64, self.tokens, 16
         registers, k_major = warpgroup.OperandSource.RMEM, OperandMajorMode.K
         op = warpgroup.MmaF16BF16Op(self.dtype, Float32, shape, registers, k_major, k_major)
-        mma = cute.make_tiled_mma(op)
+        mma, anew = cute.make_tiled_mma(op), cute.make_tiled_mma(op)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        anew.set(warpgroup.Field.ACCUMULATE, False)
         sB = mma.make_fragment_B(mma.get_slice(cute.arch.thread_idx()[0] % (GROUP * WARP)).partition_B(c.boxes))
         rA = [mma.make_fragment_A(mma.partition_shape_A((64, HALF))) for _ in range(2)]
         rWords = [cute.recast_tensor(cute.make_tensor(x.iterator, cute.make_layout(8 * STEPS)), Int32) for x in rA]
-        rSums = cute.make_rmem_tensor(mma.partition_shape_C((64, self.tokens)), Float32)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
-        slot, before, sums = self.first_slot(activations, k_group), activations.consumer(), kept.producer()
-        again = activations.again(), activations.again()
-        index = cute.arch.block_idx()[0]
-        while index < c.total:
+        rSums, rTotal = (cute.make_rmem_tensor(mma.partition_shape_C((64, self.tokens)), Float32) for _ in range(2))
+        flat, total = (cute.make_tensor(x.iterator, cute.make_layout(cute.size(x))) for x in (rSums, rTotal))
+        slot, before, sums = activations.consumer(), activations.consumer(), kept.producer()
+        again, count, walk = activations.again(), pairs(c.units), c.walk
+        while walk.block < c.total:
             rSums.fill(0.0)
-            unit = k_group
-            while unit < units:
-                words, source = source.take(lane)
-                for half in cutlass.range_constexpr(2):
+            rTotal.fill(0.0)
+            pair = c.k_group
+            while pair < count:
+                words, second, source = source.take(lane)
+                for i in cutlass.range_constexpr(BOXES):
+                    if cutlass.const_expr(i == 2):
+                        words = source.rest(lane, second)
+                    half = i % 2
                     self.dequantise(rWords[half], words[4 * half : 4 * half + 4], words[8 + 2 * half : 10 + 2 * half])
-                    if cutlass.const_expr(half == 0):
+                    if cutlass.const_expr(i == 0):
+                        warpgroup.wait_group(0)
+                        self.add_up(total, flat)
+                        if pair != c.k_group:
+                            activations.arrive_empty(before, range(self.row_warps))
                         activations.wait_full(slot)
                     warpgroup.fence()
+                    box = self.box(c, slot, i)
                     for step in cutlass.range_constexpr(STEPS):
-                        box = 2 * slot.index + half
-                        cute.gemm(mma, rSums, rA[half][None, None, step], sB[None, None, step, box], rSums)
+                        how = anew if cutlass.const_expr(i + step == 0) else mma
+                        cute.gemm(how, rSums, rA[half][None, None, step], sB[None, None, step, box], rSums)
                     warpgroup.commit_group()
-                    warpgroup.wait_group(1)  # the half before this one is multiplied
-                    if cutlass.const_expr(half == 0):  # noqa: SIM102 (decided while tracing)
-                        if unit >= self.k_groups:
-                            activations.arrive_empty(before, range(self.row_warps))
-                before = slot
-                slot = self.own_next(slot)
-                unit += self.k_groups
+                    warpgroup.wait_group(1)  # what the half before this one was multiplied from is free
+                before, slot = slot, slot.next()
+                pair += self.k_groups
             warpgroup.wait_group(0)
-            if k_group < units:
-                again[0].arrive_empty(before, range(self.row_warps))
-            if unit < self.turns(units) * self.k_groups:
-                activations.wait_full(slot)
-                again[1].arrive_empty(slot, range(self.row_warps))
-                slot = self.own_next(slot)
+            self.add_up(total, flat)
+            if c.k_group < count:
+                again.arrive_empty(before, range(self.row_warps))
             kept.wait_empty(sums)
-            flat = cute.make_tensor(rSums.iterator, cute.make_layout(cute.size(rSums)))
-            self.sums(c.smem, sums).keep(flat, warp, lane)
+            self.sums(c.smem, sums).keep(total, warp, lane)
             arrive_full(kept, sums, range(self.warps))
-            sums = sums.next()
-            index += cute.arch.grid_dim()[0]
+            sums, walk = sums.next(), walk.next()
         async_copies.wait(0)
 
-    first_slot, dequantise, boxes = Sm90GroupGemm.first_slot, Sm90GroupGemm.dequantise, Sm90GroupGemm.boxes
+    dequantise, boxes = Sm90GroupGemm.dequantise, Sm90GroupGemm.boxes
 
-    def own_next(self, slot):
-        """The warpgroup's slot after this one."""
-        for _ in range(self.k_groups):
-            slot = slot.next()
-        return slot
+    @cute.jit
+    def add_up(self, rTotal, rSums):
+        """The tensor core's sums to those before, rounded to nearest."""
+        for i in cutlass.range_constexpr(cute.size(rSums)):
+            rTotal[i] = rTotal[i] + rSums[i]
 
     @cute.jit
     def fetch(self, c):
-        """Units of activations, as two boxes each, in the order in which the CTA multiplies them."""
-        activations, units = c.activations, c.units
+        """Pairs of units of activations, in the order in which the warpgroups of a part of k multiply them."""
+        activations, count, walk = c.activations, pairs(c.units), c.walk
         slot = activations.producer()
-        index = cute.arch.block_idx()[0]
-        while index < c.total:
-            place = c.groups.at(index)
-            token, start = place.first + place.column * self.tokens, TileSlots.start(place, units)
-            for turn in cutlass.range(self.turns(units) * self.k_groups, unroll=1):
+        while walk.block < c.total:
+            token, begin = c.table.entry(walk.block)[1], start(walk.row, c.units)
+            for place in cutlass.range(c.k_group, count, self.k_groups, unroll=1):
                 activations.wait_empty(slot)
-                expect_bytes(activations, slot, Int32(cutlass.select_(turn < units, self.tokens * DEPTH * 2, 0)))
-                if turn < units:
-                    unit = start + turn
-                    unit = cutlass.select_(unit >= units, unit - units, unit)
-                    for half in cutlass.range_constexpr(2):
-                        self.copy_box(c, slot, (token, unit * DEPTH + half * HALF), half)
+                activations.expect_copies(slot)
+                pair = begin + place
+                pair = Int32(cutlass.select_(pair >= count, pair - count, pair))
+                for i in cutlass.range_constexpr(BOXES):
+                    self.copy_box(c, slot, i, (token, pair * (PAIR * DEPTH) + i * HALF))
                 slot = slot.next()
-            index += cute.arch.grid_dim()[0]
+            walk = walk.next()
 
-    def copy_box(self, c, slot, corner, half):
+    def copy_box(self, c, slot, i, corner):
         gBox = cute.local_tile(cute.domain_offset(corner, c.map.tma_tensor), (self.tokens, HALF), (0, 0))
         target, source = cpasync.tma_partition(
             c.map.atom, 0, cute.make_layout(1), cute.group_modes(c.boxes, 0, 2), cute.group_modes(gBox, 0, 2)
         )
-        barrier = c.activations.copy_barrier(slot, 0)
-        cute.copy(c.map.atom, source, target[None, 2 * slot.index + half], tma_bar_ptr=barrier)
+        barrier = c.activations.copy_barrier(slot, self.tokens * HALF * 2)
+        cute.copy(c.map.atom, source, target[None, self.box(c, slot, i)], tma_bar_ptr=barrier)
 
     @cute.jit
     def finish(self, c, out, biases, factors, factor):
         """Sums of one tile after the other to the result."""
-        kept, (pointer, ld_out) = c.kept, out
+        kept, walk, (pointer, ld_out) = c.kept, c.walk, out
         bias, bias_rows = biases
         unit, alpha, alphas = factors
-        thread = c.lane + (c.warp - (self.warps + 1)) * WARP
+        thread = c.lane + (c.warp - (self.warps + self.k_groups)) * WARP
         slot = kept.consumer()
-        index = cute.arch.block_idx()[0]
-        while index < c.total:
-            place = c.groups.at(index)
-            own = alpha + cutlass.select_(alphas > 1, place.group, Int32(0))
+        while walk.block < c.total:
+            group, token, rows = c.table.entry(walk.block)
+            own = alpha + cutlass.select_(alphas > 1, group, Int32(0))
             scale = Alpha((unit, own), factor * weights.FACTOR).load()
-            own_bias = bias + Int64(cutlass.select_(bias_rows > 1, place.group, Int32(0))) * place.n
-            offset = None if cutlass.const_expr(self.bias is None) else Bias(own_bias, place.n)
-            end = place.first + place.rows
-            results = Finish(pointer, self.out_dtype, ld_out, end, place.n, scale, offset, self.activation)
-            corner = place.first + place.column * self.tokens, place.row * self.rows
+            own_bias = bias + Int64(cutlass.select_(bias_rows > 1, group, Int32(0))) * c.n
+            offset = None if cutlass.const_expr(self.bias is None) else Bias(own_bias, c.n)
+            results = Finish(pointer, self.out_dtype, ld_out, token + rows, c.n, scale, offset, self.activation)
+            corner = token, walk.row * self.rows
             kept.wait_full(slot)
             finish(self.sums(c.smem, slot), results, corner, thread, Int32(0), self.finishers * WARP, self.tokens)
             kept.arrive_empty(slot, range(self.finishers))
-            slot = slot.next()
-            index += cute.arch.grid_dim()[0]
+            slot, walk = slot.next(), walk.next()

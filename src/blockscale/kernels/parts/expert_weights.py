@@ -1,4 +1,8 @@
-"""Weights of one tile of a group after the other on their way to a warp of Hopper's: see `weights.Slots`."""
+"""Weights of one tile after the other on their way to a warp of Hopper's: pairs of units, through its own slots.
+
+As `weights.Slots`, but that a warp asks for the first pairs of its next tile before the last ones of this tile are
+multiplied: memory is never without requests while a CTA ends a tile.
+"""
 
 from typing import Any
 
@@ -7,81 +11,126 @@ from cutlass import Int32, Int64, cute
 
 from blockscale.formats.fragment import CODE_BYTES, UNIT_BYTES
 from blockscale.kernels.parts import async_copies
-from blockscale.kernels.parts.groups import Groups, Place
-from blockscale.kernels.parts.weights import Slots
+from blockscale.kernels.parts.expert_table import Table, Walk
+
+PAIR = 2  # units, 256 k
 
 
-class TileSlots(Slots):
-    """A warp's slots for units of its rows of the CTA's tiles: after the last unit of a tile it asks for the first of
-    the next one. `units`, `place` and `end` are those of the tile that is asked for.
+def pairs(units: Int32) -> Int32:
+    """Of the units of a row of b; the last one may have one unit."""
+    return cute.ceil_div(units, PAIR)
+
+
+def start(row: Int32, units: Int32) -> Int32:
+    """The pair that a tile of row `row` begins with: not all CTAs are to ask for the same activations at one time."""
+    return row % pairs(units)
+
+
+class PairSlots:
+    """A warp's own slots in shared memory for pairs of units, one more than it has in flight.
+
+    Its lanes copy and read; nobody else waits. A group of copies is a unit. A slot is filled again a turn after it was
+    read, when all lanes have read it. The pairs of a tile are taken in a circle. Where the last pair has one unit that
+    is copied twice; its second half meets activations that are 0.
 
     Args:
-        groups, total: the table, and how many tiles there are.
+        slots: of a pair each. stride: from one pair of the warp to the next.
+        table, total: of blocks, and how many there are.
         rows: address of b, tiles of 16 rows of a matrix of it, those of a CTA, and which of these is the warp's.
-        offset: the warp's first unit of a tile.
-        index: the tile's number.
+        units: of a row. offset: the warp's first pair of a tile.
+        first: address of the first slot. read, write: of those that are read and filled next.
+        walk: the tile that is asked for. source: address of the warp's rows of it.
+        place: in the circle, of the next pair to ask for. end: of the last one, and 1.
     """
 
-    def __init__(self, slots: int, stride: int, groups: tuple[Groups, Int32], rows: Any, offset: Int32, numbers: Any):
-        self.first, self.read, self.write, self.units, self.count, self.place, self.end, self.index = numbers
-        self.slots, self.stride, self.groups, self.rows, self.offset = slots, stride, groups, rows, offset
+    def __init__(self, fixed: Any, read: Int32, write: Int32, walk: Walk, source: Int64, place: Int32, end: Int32):
+        self.fixed = self.slots, self.stride, self.table, self.total, self.rows, self.units, self.offset, self.first = (
+            fixed
+        )
+        self.read, self.write, self.walk, self.source, self.place, self.end = read, write, walk, source, place, end
 
     @staticmethod
     def of(
-        slots: int, stride: int, first: Int32, groups: tuple[Groups, Int32], rows: Any, count: Int32, offset: Int32
-    ) -> "TileSlots":
-        """From the CTA's first tile on; `count` units have the rows of a tile."""
-        none = Int32(cutlass.select_(offset < count, cute.arch.block_idx()[0], groups[1]))
-        numbers = first, first, first, Int64(0), count, Int32(0), Int32(0), none - cute.arch.grid_dim()[0]
-        return TileSlots(slots, stride, groups, rows, offset, numbers)._next_tile()
-
-    @staticmethod
-    def start(place: Place, units: Int32) -> Int32:
-        """The unit that a tile begins with: not all CTAs are to ask for the same activations at the same time."""
-        return place.row % units
+        slots: int,
+        stride: int,
+        first: Int32,
+        table: tuple[Table, Int32],
+        rows: Any,
+        units: Int32,
+        offset: Int32,
+        walk: Walk,
+    ) -> "PairSlots":
+        """From the CTA's first tile on."""
+        total = Int32(cutlass.select_(offset < pairs(units), table[1], Int32(0)))  # none, if it has no pairs
+        fixed = slots, stride, table[0], total, rows, units, offset, first
+        return PairSlots(fixed, first, first, walk, Int64(0), Int32(0), Int32(0))._find()
 
     @cute.jit
     def ask(self, lane):
-        """Asks for the next unit; beyond the last tile the group is empty."""
-        there = self.index < self.groups[1]
-        unit = cutlass.select_(self.place >= self.count, self.place - self.count, self.place)
-        at = self.units + unit * UNIT_BYTES
-        source, target = at + lane * 16, self.write + lane * 16
-        async_copies.copy_16(target, source, there)
-        async_copies.copy_16(target + CODE_BYTES // 2, source + CODE_BYTES // 2, there)
-        part = CODE_BYTES + lane // 4 * 16
-        async_copies.copy_16(self.write + part, at + part, there & (lane % 4 == 0))
-        async_copies.commit()
-        asked = self._at(self.read, self._next(self.write), self.place + self.stride)
+        """Asks for the next pair; beyond the last tile the groups are empty."""
+        there, count = self.walk.block < self.total, pairs(self.units)
+        pair = Int32(cutlass.select_(self.place >= count, self.place - count, self.place))
+        second = Int32(cutlass.select_(PAIR * pair + 1 < self.units, UNIT_BYTES, 0))
+        at = self.source + pair * (PAIR * UNIT_BYTES)
+        scales = CODE_BYTES + lane // 4 * 16
+        for unit, offset in enumerate((Int32(0), second)):
+            for part in (lane * 16, lane * 16 + CODE_BYTES // 2):
+                async_copies.copy_16(self.write + part + unit * UNIT_BYTES, at + part + offset, there)
+            mine = there & (lane % 4 == 0)
+            async_copies.copy_16(self.write + scales + unit * UNIT_BYTES, at + scales + offset, mine)
+            async_copies.commit()
+        asked = self._with(write=self._next(self.write), place=self.place + self.stride)
         if there & (asked.place >= asked.end):
-            asked = asked._next_tile()
+            asked = asked._with(walk=asked.walk.next())._find()
         return asked
 
     @cute.jit
-    def _next_tile(self):
-        groups, total = self.groups
-        index = self.index + cute.arch.grid_dim()[0]
-        units, place, end = self.units, self.place, self.end
-        if index < total:
+    def _find(self):
+        """Where the tile's weights are."""
+        source, place, end = self.source, self.place, self.end
+        if self.walk.block < self.total:
             b, tiles, row_warps, own = self.rows
-            tile = groups.at(index)
-            row = cutlass.min(tile.row * row_warps + own, tiles - 1)
-            units = b + (Int64(tile.group) * tiles + row) * self.count * UNIT_BYTES
-            start = TileSlots.start(tile, self.count)
-            place, end = start + self.offset, start + self.count
-        return self._with(self.first, self.read, self.write, units, self.count, place, end, index)
+            row = cutlass.min(self.walk.row * row_warps + own, tiles - 1)
+            group = self.table.entry(self.walk.block)[0]
+            source = b + (Int64(group) * tiles + row) * (self.units * UNIT_BYTES)
+            begin = start(self.walk.row, self.units)
+            place, end = begin + self.offset, begin + pairs(self.units)
+        return self._with(source=source, place=place, end=end)
 
-    def _at(self, read: Int32, write: Int32, place: Int32) -> "TileSlots":
-        return self._with(self.first, read, write, self.units, self.count, place, self.end, self.index)
+    def take(self, lane: Int32) -> tuple[Any, Int32, "PairSlots"]:
+        """The lane's 12 words of the next pair's first unit, where its second one is, and the slots afterwards, with
+        one more pair asked for."""
+        async_copies.wait(PAIR * (self.slots - 1) - 1)
+        cute.arch.sync_warp()
+        asked = self.ask(lane)
+        words = _load(self.read, lane)
+        return words, self.read + UNIT_BYTES, asked._with(read=asked._next(asked.read))
 
-    def _with(self, *numbers: Any) -> "TileSlots":
-        return TileSlots(self.slots, self.stride, self.groups, self.rows, self.offset, numbers)
+    def rest(self, lane: Int32, second: Int32) -> Any:
+        """The lane's 12 words of the unit at `second`."""
+        async_copies.wait(PAIR * (self.slots - 1))
+        cute.arch.sync_warp()
+        return _load(second, lane)
+
+    def _next(self, slot: Int32) -> Int32:
+        after = slot + PAIR * UNIT_BYTES
+        return Int32(cutlass.select_(after == self.first + self.slots * PAIR * UNIT_BYTES, self.first, after))
+
+    def _with(self, **changed: Any) -> "PairSlots":
+        names = "read", "write", "walk", "source", "place", "end"
+        return PairSlots(self.fixed, **{name: changed.get(name, getattr(self, name)) for name in names})
 
     # A dynamic loop carries the numbers.
     def __extract_mlir_values__(self) -> list[Any]:
-        numbers = self.first, self.read, self.write, self.units, self.count, self.place, self.end, self.index
+        numbers = self.read, self.write, self.walk.block, self.walk.row, self.source, self.place, self.end
         return [number.ir_value() for number in numbers]
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> "TileSlots":
-        first, read, write, units, *rest = values
-        return self._with(Int32(first), Int32(read), Int32(write), Int64(units), *map(Int32, rest))
+    def __new_from_mlir_values__(self, values: list[Any]) -> "PairSlots":
+        read, write, block, row, source, place, end = values
+        walk = Walk(self.walk.across, self.walk.step, Int32(block), Int32(row))
+        return PairSlots(self.fixed, Int32(read), Int32(write), walk, Int64(source), Int32(place), Int32(end))
+
+
+def _load(unit: Int32, lane: Int32) -> list[Any]:
+    parts = lane * 16, lane * 16 + CODE_BYTES // 2, lane // 4 * 16 + CODE_BYTES
+    return [word for part in parts for word in async_copies.load_16(unit + part)]

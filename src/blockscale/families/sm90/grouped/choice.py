@@ -7,23 +7,29 @@ from blockscale.families.sm90 import constraints
 from blockscale.families.sm90.constraints import MOST_TOKEN_TILES, TOKENS
 from blockscale.formats.fragment import ROWS
 from blockscale.kernels.parts import hopper_memory
-from blockscale.kernels.parts.group_geometry import MOST_GROUPS
+from blockscale.kernels.parts.hopper_memory import MOST_BLOCKS, MOST_GROUPS
 from blockscale.problem import GATED, GroupedProblem, Problem, Target
 
 CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CTA; the second for long k
+MOST_WARPS = 32  # of a CTA
 FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
 MOST_ROWS_IN_ALL = 2**31 - 1024
 MOST_ROWS = 64  # of a group, on average, that the kernel is asked for: it reads a weight for every 16 of them
 
 
-def _groups(tokens: int, depth: int, buffers: int, kept: int) -> Config:
-    """Four warpgroups along k, for 64 rows of a weight."""
-    tile = tokens, constraints.GROUP * ROWS
+def _groups(tokens: int, groups: int, k_groups: int, depth: int, buffers: int, kept: int) -> Config:
+    """Warpgroups for so many times 64 rows of a weight, and along k."""
+    tile = tokens, constraints.GROUP * ROWS * groups
     rings = {"stages": depth, "buffers": buffers, "accumulators": kept}
-    return Config(tile, raster="n", pdl=True, wgmma=True, k_warps=4, **rings)  # type: ignore[arg-type] # integers
+    return Config(tile, pdl=True, wgmma=True, k_warps=k_groups, **rings)  # type: ignore[arg-type] # integers
 
 
-EXPERTS = {8: _groups(8, 3, 16, 2), 16: _groups(16, 3, 16, 2), 32: _groups(32, 2, 8, 1), 48: _groups(48, 2, 8, 1)}
+EXPERTS = {
+    8: _groups(8, 2, 2, 2, 8, 2),
+    16: _groups(16, 2, 2, 2, 6, 2),
+    32: _groups(32, 2, 2, 1, 4, 1),
+    48: _groups(48, 4, 1, 1, 2, 1),
+}
 """By the rows of activations of a tile."""
 
 
@@ -37,10 +43,9 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why there is no such kernel, or why it does not do `problem`; None where it does."""
     assert isinstance(problem, GroupedProblem)
-    reason = constraints.unfit(problem, target, config)
     if config.wgmma:
-        return reason or _unfit_experts(problem, target, config)
-    blocks = most_blocks(problem, config)
+        return constraints.unbuildable(config, target) or _unfit_experts(problem, target, config)
+    reason, blocks = constraints.unfit(problem, target, config), most_blocks(problem, config)
     if reason is None and blocks > MOST_TOKEN_TILES:
         return Reason("config.tile", f"up to {blocks} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
     return reason
@@ -52,6 +57,11 @@ def _unfit_experts(problem: GroupedProblem, target: Target, config: Config) -> R
         return Reason("groups", f"{problem.groups}, at most {MOST_GROUPS} with wgmma")
     if config.split != 1:
         return Reason("config.split", f"{config.split}, expected 1")
+    blocks, warps = most_blocks(problem, config), constraints.warps(config) + config.k_warps + FINISHERS
+    if blocks > MOST_BLOCKS:
+        return Reason("config.tile", f"up to {blocks} tiles of {config.tile[0]} rows, at most {MOST_BLOCKS}")
+    if warps > MOST_WARPS:
+        return Reason("config.k_warps", f"{config.k_warps}: {warps} warps in all, at most {MOST_WARPS}")
     needed = smem(config)
     if needed > target.smem:
         return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")

@@ -31,18 +31,7 @@ __all__ = [
 ]
 
 KERNEL = "blockscale.kernels.hopper_groups"
-CODE_FIELDS: tuple[str, ...] = (
-    "tile",
-    "stages",
-    "accumulators",
-    "raster",
-    "pdl",
-    "wgmma",
-    "order",
-    "k_warps",
-    "chunk",
-    "buffers",
-)
+CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "accumulators", "pdl", "wgmma", "k_warps", "chunk", "buffers")
 CALL_FIELDS: tuple[str, ...] = ("ctas",)
 _MORE: Mapping[str, str] = dict.fromkeys(("experts", "alphas", "biases", "ends", "blocks"), "int32")
 ENTRY = Entry(pointers={**SINGLE.pointers, "groups": Pointer("int32")}, values={**SINGLE.values, **_MORE})
@@ -60,8 +49,7 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     rings = {"depth": config.stages, "buffers": config.buffers, "pdl": config.pdl, "form": problem.form}
     if config.wgmma:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "kept": config.accumulators}
-        walk = {"order": config.order, "raster": config.raster, "finishers": FINISHERS}
-        return wide(tokens, **groups, **walk, **rings, **of)
+        return wide(tokens, finishers=FINISHERS, **groups, **rings, **of)
     return build(tokens, row_warps=rows // ROWS, k_warps=config.k_warps, chunk=config.chunk, **rings, **of)
 
 
