@@ -15,7 +15,7 @@ from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, S
 from blockscale.kernels.parts.group_order import GRANULE
 from blockscale.kernels.parts.groups import ADDRESSES, COLUMNS, SIZES
 from blockscale.kernels.parts.staging import ROWS
-from blockscale.kernels.parts.store import Direct, Output, Quantised, Swapped
+from blockscale.kernels.parts.store import Direct, Output, Quantised, Swapped, Words
 
 QUANTISED_GATES = 32  # columns at a time where a gate's result is quantised: 64 take more registers than there are
 
@@ -152,15 +152,20 @@ class GroupSwapped(Swapped):
         each = 4 // out.nbytes
         if self.column < out.n:
             if left >= len(words) * each:
-                for i in cutlass.range_constexpr(len(words)):
-                    whole(words[i], [address + (i * each + j) * pitch for j in range(each)])
+                whole(words, address, pitch, each)
             else:
                 out.elements(words, address, pitch, left)
         return slot
 
 
-def whole(word: Int32, addresses: list[Int64]) -> None:
-    """A word, or the low half and the high half of it, to these addresses."""
+def whole(words: Words, address: Int64, pitch: Int64, each: int) -> None:
+    """Words, or the low half and the high half of each, `pitch` bytes apart. A loop of Python's: the compiler warns of
+    one of its own that has 64 turns."""
+    for i, word in enumerate(words):
+        _whole(word, [address + (i * each + j) * pitch for j in range(each)])
+
+
+def _whole(word: Int32, addresses: list[Int64]) -> None:
     if len(addresses) == 1:
         cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[addresses[0], word])
     else:
