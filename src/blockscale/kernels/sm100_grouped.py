@@ -21,12 +21,16 @@ are 128 of one half and the same 128 of the other. Either way a thread of the ep
 A box may reach into rows of the next group, and scales of an atom's missing rows may be anything: products of these are
 rows or columns of sums that are not stored.
 
+Parts of k. With `split` a tile is of two CTAs, or two pairs, of one cluster: each multiplies half of the k tiles, and
+their epilogues meet (parts/group_parts.py). Behind the end of k there are zeros, so that both have as many.
+
 Timeline of a CTA: as in kernels/sm100.py, but that all warps make the table first.
 
 Shared memory, from its first byte; N' is N, or N / 2 in a pair:
 
     1024                      barriers of the rings, the address of tensor memory, the number of tiles
     10240                     the table: five numbers for each of 512 groups
+    N / 2 x 512               with `split` sums of half of the columns, from the other part of k
     stages x panels x 16384   codes of the kernel's rows: panels of 128 rows of 128 bytes, swizzled by 128 bytes
     stages x N' x 128         codes of its columns: N' rows of 128 bytes, swizzled alike
     stages x panels x 2048    scales of the rows: an atom of 512 bytes for each step of k = 64
