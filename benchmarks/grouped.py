@@ -42,6 +42,7 @@ SHAPES = (
     (256, 7168, 2048),
 )
 UNIT = 2.0**-6
+DTYPE = torch.bfloat16
 
 Launch = Callable[[Any, Tensor], object]
 
@@ -97,24 +98,53 @@ def loop(sizes: Sequence[int], x: Tensor) -> Launch:
     return launch
 
 
-def humming(sizes: Sequence[int], x: Tensor, w: bs.NVFP4Tensor) -> tuple[Any, Launch]:
-    """Its layer, and what launches one; by its own heuristics for so many rows in all."""
-    from humming.layer import HummingLayer
+class Weights:
+    """Cold copies of a weight, as each candidate has it, made when they are first asked for."""
+
+    def __init__(self, experts: int, n: int, k: int, device: torch.device) -> None:
+        self.ours = [weights(experts, n, k, device)]
+        self.theirs: list[Any] = []
+        self.read_us: dict[int, float] = {}
+
+    def copies(self, count: int) -> list[bs.NVFP4Tensor]:
+        first = self.ours[0]
+        self.ours += [replace(first, codes=first.codes.clone()) for _ in range(count - len(self.ours))]
+        return self.ours[:count]
+
+    def layers(self, count: int) -> list[Any]:
+        """Of humming-kernels."""
+        from humming.layer import HummingLayer
+
+        first = self.ours[0]
+        experts, n, k = first.shape
+        how = {"quant_method": "modelopt", "quant_algo": "nvfp4"}
+        parts: dict[str, Tensor] = {}
+        while len(self.theirs) < count:
+            if not parts:
+                linear, unit = first.with_layout("linear"), first.global_scale.expand(experts).contiguous()
+                parts = {"weight": linear.codes, "weight_scale": linear.scales, "weight_scale_2": unit}
+            layer = HummingLayer(shape_n=n, shape_k=k, num_experts=experts, weight_config=how, torch_dtype=DTYPE)
+            layer = layer.to(first.device)
+            layer.load_from_tensors(parts)
+            layer.transform()
+            self.theirs.append(layer)
+        return self.theirs[:count]
+
+    def reading(self, nbytes: int, rounds: int) -> float:
+        if nbytes not in self.read_us:
+            self.read_us[nbytes] = ceilings.reading(nbytes // 4096 * 4096, self.ours[0].device, rounds)
+        return self.read_us[nbytes]
+
+
+def humming(sizes: Sequence[int], x: Tensor, layer: Any) -> Launch:
+    """By its own heuristics for so many rows in all."""
     from humming.tune import get_heuristics_config
 
-    experts, n, k = w.shape
-    how = {"quant_method": "modelopt", "quant_algo": "nvfp4"}
-    layer = HummingLayer(shape_n=n, shape_k=k, num_experts=experts, weight_config=how, torch_dtype=x.dtype)
-    layer = layer.to(x.device)
-    linear = w.with_layout("linear")
-    unit = w.global_scale.expand(experts).contiguous()
-    layer.load_from_tensors({"weight": linear.codes, "weight_scale": linear.scales, "weight_scale_2": unit})
-    layer.transform()
     form = "grouped_contiguous"
     tuning = json.dumps(get_heuristics_config(layer.humming_config, shape_m=len(x), gemm_type=form))
     ends = torch.tensor([0, *sizes], device=x.device).cumsum(0)
     given = {"compute_config": json.dumps({"gemm_type": form}), "tuning_config": tuning, "expert_layout": ends}
-    return layer, lambda layer, out: layer(x, outputs=out, **given)
+    return lambda layer, out: layer(x, outputs=out, **given)
 
 
 def candidate(name: str, launch: Launch, operands: Sequence[Any], outs: Sequence[Tensor], nbytes: int) -> Candidate:
@@ -124,26 +154,26 @@ def candidate(name: str, launch: Launch, operands: Sequence[Any], outs: Sequence
     return Candidate(name, [on(i) for i in range(len(outs))], outs, nbytes)
 
 
-def measure(w: bs.NVFP4Tensor, name: str, sizes: Sequence[int], rounds: int, skipped: dict[str, str]) -> dict[str, Any]:
+def measure(w: Weights, name: str, sizes: Sequence[int], rounds: int, skipped: dict[str, str]) -> dict[str, Any]:
     """One product: medians and quartiles of every candidate, and of reading alone."""
-    experts, n, k = w.shape
+    first = w.ours[0]
+    experts, n, k = first.shape
     touched = sum(size > 0 for size in sizes)
-    nbytes = touched * w.nbytes // experts
-    x = torch.randn(sum(sizes), k, device=w.device).bfloat16()
-    table = torch.tensor(sizes, dtype=torch.int32, device=w.device)
+    nbytes = touched * first.nbytes // experts
+    x = torch.randn(sum(sizes), k, device=first.device).to(DTYPE)
+    table = torch.tensor(sizes, dtype=torch.int32, device=first.device)
     count = copies(nbytes)
-    cold = [w, *(replace(w, codes=w.codes.clone()) for _ in range(1, count))]
-    outs = [[torch.empty(len(x), n, dtype=x.dtype, device=w.device) for _ in cold] for _ in range(3)]
+    outs = [[torch.empty(len(x), n, dtype=DTYPE, device=first.device) for _ in range(count)] for _ in range(3)]
     racing = [
-        candidate("ours", ours(table, x), cold, outs[0], nbytes),
-        candidate("loop", loop(sizes, x), cold, outs[1], nbytes),
+        candidate("ours", ours(table, x), w.copies(count), outs[0], nbytes),
+        candidate("loop", loop(sizes, x), w.copies(count), outs[1], nbytes),
     ]
     if rivals.HUMMING not in skipped:
-        made = [humming(sizes, x, own) for own in cold]
-        theirs = candidate("humming", made[0][1], [layer for layer, _ in made], outs[2], nbytes)
+        layers = w.layers(count)
+        theirs = candidate("humming", humming(sizes, x, layers[0]), layers, outs[2], nbytes)
         racing.append(replace(theirs, tolerance=rivals.HUMMING_TOLERANCE, repeatable=False))
-    times = race(racing, all_truth(x, w, sizes), rounds)
-    reads = ceilings.reading(nbytes // 4096 * 4096, w.device, rounds)
+    times = race(racing, all_truth(x, first, sizes), rounds)
+    reads = w.reading(nbytes, rounds)
     quartiles = {name: statistics.quantiles(values, n=4)[::2] for name, values in times.items()}
     return {
         "experts": experts,
@@ -173,8 +203,9 @@ def main() -> int:
     skipped = {} if reason is None else {rivals.HUMMING: reason}
     found = {**record.circumstances(device, options.rounds), "skipped": skipped, "products": []}
     for shape in options.shapes:
-        w = weights(*map(int, shape.split(",")), device)
-        for name, sizes in splits(w.shape[0]):
+        experts, n, k = map(int, shape.split(","))
+        w = Weights(experts, n, k, device)
+        for name, sizes in splits(experts):
             made = measure(w, name, sizes, options.rounds, skipped)
             found["products"].append(made)
             options.out.write_text(json.dumps(found) + "\n")

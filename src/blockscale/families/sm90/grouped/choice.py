@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from blockscale.config import Choice, Config, Reason
 from blockscale.families.sm90 import constraints
 from blockscale.families.sm90.constraints import MOST_TOKEN_TILES, TOKENS
@@ -10,6 +12,7 @@ from blockscale.kernels.parts import hopper_memory
 from blockscale.kernels.parts.hopper_memory import MOST_BLOCKS, MOST_GROUPS
 from blockscale.problem import GATED, GroupedProblem, Problem, Target
 
+MEASURED = "H200, 2026-11-30"
 CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CTA; the second for long k
 MOST_WARPS = 32  # of a CTA
 FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
@@ -25,12 +28,14 @@ def _groups(tokens: int, groups: int, k_groups: int, depth: int, buffers: int, k
 
 
 EXPERTS = {
-    8: _groups(8, 2, 2, 2, 8, 2),
-    16: _groups(16, 2, 2, 2, 6, 2),
-    32: _groups(32, 2, 2, 1, 4, 1),
-    48: _groups(48, 4, 1, 1, 2, 1),
+    8: ((4, 1, 2, 4, 2), (2, 2, 2, 8, 2), (1, 4, 2, 16, 2)),
+    16: ((4, 1, 2, 4, 2), (2, 2, 2, 6, 2), (1, 4, 1, 8, 2)),
+    32: ((4, 1, 1, 4, 1), (2, 2, 1, 4, 1)),
+    48: ((4, 1, 1, 2, 1),),
 }
-"""By the rows of activations of a tile."""
+"""By the most rows of activations of a tile what else a configuration has."""
+PRESETS = tuple(_groups(tokens, *how) for tokens, ways in EXPERTS.items() for how in ways)
+FULL = 0.75  # of a tile's rows, that groups may have on average: few are then larger
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -96,30 +101,38 @@ def most_blocks(problem: GroupedProblem, config: Config) -> int:
 def choose(problem: Problem, target: Target) -> Choice | Reason:
     """The configuration for a problem that `unsupported` passes, or why there is none."""
     assert isinstance(problem, GroupedProblem)
-    mean = problem.m if problem.form == "masked" else -(-problem.m // problem.groups)
-    refused: Reason | None = None
-    for config in (*_experts(mean), *_warps(mean)):
+    groups = problem.groups if problem.form == "masked" else min(problem.groups, problem.m)
+    mean = problem.m if problem.form == "masked" else problem.m / groups
+    tokens = next((rows for rows in EXPERTS if mean <= FULL * rows), max(EXPERTS))
+    blocks = groups * math.ceil(mean / tokens)
+    fit = [p for p in PRESETS if p.tile[0] == tokens and unfit(problem, target, p) is None]
+    if fit:
+        config = min(fit, key=lambda p: _rows_read(problem, target, p, blocks))
+        reasons = (
+            f"blocks of {tokens} rows of activations: the fewest of which {mean:.3g} are at most {FULL:.0%}, or the "
+            f"most there are ({MEASURED})",
+            f"tiles of {config.tile[1]} rows of a weight: the busiest of {target.sms} multiprocessors reads least if "
+            f"there are {blocks} blocks; of equals the largest ({MEASURED})",
+        )
+        return Choice(config, reasons)
+    for config in _warps(math.ceil(mean)):
         refused = unfit(problem, target, config)
         if refused is None:
-            by = "wgmma" if config.wgmma else "mma.sync"
-            reasons = (
-                f"tiles of {config.tile[0]} rows of activations, by {by}: the fewest that hold {mean}, or the most "
-                "there are (derived)",
-                f"{config.k_warps} parts of k: enough for the contract at k = {problem.k} (derived)",
-            )
-            return Choice(config, reasons)
+            why = f"warps, in {config.k_warps} parts of k: more groups or blocks than warpgroups' table has (derived)"
+            return Choice(config, (why,))
     assert refused is not None
     return refused
 
 
+def _rows_read(problem: Problem, target: Target, config: Config, blocks: int) -> tuple[int, int]:
+    """Of weights, by the busiest multiprocessor; and of equals the largest tile first."""
+    rows = config.tile[1]
+    return -(-blocks * -(-problem.n // rows) // target.sms) * rows, -rows
+
+
 def candidates() -> tuple[Config, ...]:
     """Those that a measurement compares."""
-    return (*EXPERTS.values(), *_warps(1), *_warps(16))
-
-
-def _experts(mean: int) -> tuple[Config, ...]:
-    """By warpgroups: the fewest rows that hold the mean."""
-    return (next((config for rows, config in EXPERTS.items() if rows >= mean), EXPERTS[max(EXPERTS)]),)
+    return (*PRESETS, *_warps(1), *_warps(16))
 
 
 def _warps(mean: int) -> tuple[Config, ...]:
