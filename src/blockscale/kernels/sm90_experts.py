@@ -41,9 +41,10 @@ from cutlass.memory import SmemAllocator
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
+from blockscale.kernels.parts.expert_memory import ENTRY_BYTES, MOST_BLOCKS, PAIR, of_experts
 from blockscale.kernels.parts.expert_table import Table, Walk
-from blockscale.kernels.parts.expert_weights import PAIR, PairSlots, pairs, start
-from blockscale.kernels.parts.hopper_memory import ENTRY_BYTES, MOST_BLOCKS, of_experts, sum_bytes
+from blockscale.kernels.parts.expert_weights import PairSlots, pairs, start
+from blockscale.kernels.parts.hopper_memory import sum_bytes
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.sums import Finish, Sums, finish
 from blockscale.kernels.sm90 import DTYPES, WARP, expect_bytes

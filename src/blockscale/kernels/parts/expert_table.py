@@ -16,7 +16,7 @@ import cutlass
 from cutlass import Int32, Uint32, cute
 
 from blockscale.kernels.parts import async_copies
-from blockscale.kernels.parts.hopper_memory import ENTRY_BYTES, MOST_GROUPS
+from blockscale.kernels.parts.expert_memory import ENTRY_BYTES, MOST_GROUPS
 
 WARP = 32
 

@@ -11,9 +11,8 @@ from cutlass import Int32, Int64, cute
 
 from blockscale.formats.fragment import CODE_BYTES, UNIT_BYTES
 from blockscale.kernels.parts import async_copies
+from blockscale.kernels.parts.expert_memory import PAIR
 from blockscale.kernels.parts.expert_table import Table, Walk
-
-PAIR = 2  # units, 256 k
 
 
 def pairs(units: Int32) -> Int32:

@@ -12,9 +12,6 @@ PITCH = ROWS + 4  # fp32 from one token's sums to the next, so that a warp's sto
 SKEW = 8  # elements between rows of activations beyond their own: 16 bytes
 WARPS_HEAD = 512  # bytes of barriers, then alpha, where warps multiply
 GROUPS_HEAD = 1024  # where warpgroups do
-MOST_GROUPS = 512  # of a launch for groups, where warpgroups multiply
-MOST_BLOCKS = 1024  # of tokens
-ENTRY_BYTES = 16  # of the table of blocks
 
 
 def sum_bytes(tokens: int) -> int:
@@ -36,10 +33,3 @@ def warp_bytes(tokens: int, depth: int) -> int:
 def of_groups(tokens: int, warps: int, depth: int, buffers: int) -> int:
     """The bytes of all: what is the warps' own, then activations."""
     return round_up(GROUPS_HEAD + warps * warp_bytes(tokens, depth), 1024) + buffers * tokens * DEPTH * 2
-
-
-def of_experts(tokens: int, warps: int, depth: int, buffers: int, kept: int) -> int:
-    """The bytes of all where warpgroups multiply for groups: barriers, the table, weights, sums, activations; weights
-    and activations by pairs of units."""
-    own = warps * (2 * (depth + 1) * UNIT_BYTES + kept * sum_bytes(tokens))
-    return round_up(GROUPS_HEAD + MOST_BLOCKS * ENTRY_BYTES + own, 1024) + buffers * tokens * 2 * DEPTH * 2

@@ -8,8 +8,7 @@ from blockscale.config import Choice, Config, Reason
 from blockscale.families.sm90 import constraints
 from blockscale.families.sm90.constraints import MOST_TOKEN_TILES, TOKENS
 from blockscale.formats.fragment import ROWS
-from blockscale.kernels.parts import hopper_memory
-from blockscale.kernels.parts.hopper_memory import MOST_BLOCKS, MOST_GROUPS
+from blockscale.kernels.parts.expert_memory import MOST_BLOCKS, MOST_GROUPS, of_experts
 from blockscale.problem import GATED, GroupedProblem, Problem, Target
 
 MEASURED = "H200, 2026-11-30"
@@ -81,7 +80,7 @@ def smem(config: Config) -> int:
     assert config.stages is not None
     assert config.buffers is not None
     warps = constraints.warps(config)
-    return hopper_memory.of_experts(config.tile[0], warps, config.stages, config.buffers, config.accumulators)
+    return of_experts(config.tile[0], warps, config.stages, config.buffers, config.accumulators)
 
 
 def ctas(problem: GroupedProblem, target: Target, config: Config) -> int:
