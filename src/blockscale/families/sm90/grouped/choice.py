@@ -1,4 +1,4 @@
-"""What the sm_90a kernel for grouped products does, and which configuration it gets. Nothing was measured with it."""
+"""What the sm_90a kernels for grouped products do, and which configuration a product gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CT
 MOST_WARPS = 32  # of a CTA
 FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
 MOST_ROWS_IN_ALL = 2**31 - 1024
-MOST_ROWS = 64  # of a group, on average, that the kernel is asked for: it reads a weight for every 16 of them
+MOST_ROWS = 64  # of a group, on average, that a kernel is asked for: it reads a weight for every 48 of them
 
 
 def _groups(tokens: int, groups: int, k_groups: int, depth: int, buffers: int, kept: int) -> Config:
