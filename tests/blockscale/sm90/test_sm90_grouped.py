@@ -151,6 +151,20 @@ def test_what_is_refused():
                 bs.grouped_gemm(x, packed, group_sizes=table((1, 1)), config=config)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "groups", "tile"),
+    [
+        (128, 1536, 128, (8, 256)),
+        (8, 1536, 128, (8, 128)),  # eight blocks: smaller tiles keep more multiprocessors busy
+        (1024, 4096, 128, (16, 256)),
+        (9600, 4096, 256, (48, 256)),
+        (600, 4096, 600, (1, 64)),  # more groups than the table has room for
+    ],
+)
+def test_the_choice(m, n, groups, tile):
+    assert bs.config_for(m, n, 2048, gpu="h200", groups=groups).tile == tile
+
+
 def test_many_rows_a_group_are_single_products(operands, monkeypatch):
     """The kernel for groups would read a weight for every 16 rows."""
     monkeypatch.undo()

@@ -16,6 +16,7 @@ CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CT
 MOST_WARPS = 32  # of a CTA
 FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
 MOST_ROWS_IN_ALL = 2**31 - 1024
+TILE_COST = 10  # rows of a weight that are read in the time that a tile takes beside its own
 MOST_ROWS = 64  # of a group, on average, that a kernel is asked for: it reads a weight for every 48 of them
 
 
@@ -110,8 +111,8 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
         reasons = (
             f"blocks of {tokens} rows of activations: the fewest of which {mean:.3g} are at most {FULL:.0%}, or the "
             f"most there are ({MEASURED})",
-            f"tiles of {config.tile[1]} rows of a weight: the busiest of {target.sms} multiprocessors reads least if "
-            f"there are {blocks} blocks; of equals the largest ({MEASURED})",
+            f"tiles of {config.tile[1]} rows of a weight: the busiest of {target.sms} multiprocessors is done soonest "
+            f"if there are {blocks} blocks ({MEASURED})",
         )
         return Choice(config, reasons)
     for config in _warps(math.ceil(mean)):
@@ -124,9 +125,9 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
 
 
 def _rows_read(problem: Problem, target: Target, config: Config, blocks: int) -> tuple[int, int]:
-    """Of weights, by the busiest multiprocessor; and of equals the largest tile first."""
+    """Of weights, by the busiest multiprocessor, with what else a tile costs; and of equals the largest tile first."""
     rows = config.tile[1]
-    return -(-blocks * -(-problem.n // rows) // target.sms) * rows, -rows
+    return -(-blocks * -(-problem.n // rows) // target.sms) * (rows + TILE_COST), -rows
 
 
 def candidates() -> tuple[Config, ...]:
