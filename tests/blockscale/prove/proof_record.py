@@ -21,6 +21,7 @@ from typing import Any
 import sweep_sm100
 import sweep_sm100_grouped
 import sweep_sm103
+import sweep_sm103_grouped
 import sweep_sm120
 from sweep import Row, Sweep
 
@@ -30,6 +31,7 @@ SWEEPS: dict[str, Sweep] = {
     "sm100": sweep_sm100.SWEEP,
     "sm100-grouped": sweep_sm100_grouped.SWEEP,
     "sm103": sweep_sm103.SWEEP,
+    "sm103-grouped": sweep_sm103_grouped.SWEEP,
     "sm120": sweep_sm120.SWEEP,
 }
 Entry = dict[str, Any]
