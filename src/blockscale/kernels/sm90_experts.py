@@ -22,8 +22,7 @@ What a warp asks for of weights goes on with its next tile before the last pair 
 memory is never without requests while a CTA ends a tile; nothing waits for a store. The tensor core's sums of a pair
 are added to those before in fp32, since a longer chain would lose too much (docs/hopper.md).
 
-A block of at most half as many rows as it may have is brought and multiplied by narrower boxes and instructions. A box
-may reach into rows of another group: what they come to are sums that are not stored.
+A box may reach into rows of another group: what they come to are sums that are not stored.
 
 Shared memory: barriers; the table; weights, (depth + 1) x 2304 bytes a warp; sums, `kept` times each warp's;
 activations, buffers x 4 boxes of tokens x 64 k, swizzled by 128 bytes.
@@ -47,12 +46,10 @@ from blockscale.kernels.parts.expert_weights import PairSlots, pairs, start
 from blockscale.kernels.parts.hopper_memory import sum_bytes
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.sums import Finish, Sums, finish
-from blockscale.kernels.sm90 import DTYPES, WARP, expect_bytes
+from blockscale.kernels.sm90 import DTYPES, WARP
 from blockscale.kernels.sm90_wide import GROUP, HALF, STEPS, Sm90GroupGemm
 
 BOXES = PAIR * DEPTH // HALF  # of a slot of activations, each of half a unit
-SETS = {2: (0, 1, 0, 1), 3: (0, 1, 2, 1)}
-"""By how many there are, the sets of registers that the halves of a pair are multiplied from."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ class Context:
     walk: Walk
     activations: Ring
     kept: Ring
-    maps: tuple[cpasync.TmaInfo, cpasync.TmaInfo]
+    map: cpasync.TmaInfo
     smem: Any
-    boxes: tuple[cute.Tensor, cute.Tensor]  # of activations, for each width
+    boxes: cute.Tensor
 
 
 def arrive_full(ring: Ring, slot: Slot, warps: range) -> None:
@@ -105,7 +102,6 @@ class Sm90ExpertGemm:
         buffers,
         kept=2,
         finishers=2,
-        sets=2,
         pdl=False,
         a_dtype="bf16",
         out_dtype="bf16",
@@ -113,14 +109,13 @@ class Sm90ExpertGemm:
         activation=None,
     ):
         self.tokens, self.k_groups, self.depth, self.buffers = tokens, k_groups, depth, buffers
-        self.kept, self.finishers, self.sets, self.pdl, self.masked = kept, finishers, sets, pdl, form == "masked"
+        self.kept, self.finishers, self.pdl, self.masked = kept, finishers, pdl, form == "masked"
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
         self.bias, self.activation = bias, activation
         self.row_warps = GROUP * row_groups
         self.warps = self.row_warps * k_groups
         self.threads = WARP * (self.warps + k_groups + finishers)
         self.rows = ROWS * self.row_warps
-        self.widths = (-(-tokens // 16) * 8, tokens)
         self.warp_bytes, self.sum_bytes = PAIR * (depth + 1) * UNIT_BYTES, sum_bytes(tokens)
         self.smem_bytes = of_experts(tokens, self.warps, depth, buffers, kept)
 
@@ -141,21 +136,11 @@ class Sm90ExpertGemm:
         total = experts * m if cutlass.const_expr(self.masked) else m
         rows = cute.make_layout((total, k), stride=(cute.assume(ld_a, 8), 1))
         pointer = cute.make_ptr(self.dtype, a.toint(), cute.AddressSpace.gmem, assumed_align=16)
-        copy, gA = cpasync.CopyBulkTensorTileG2SOp(), cute.make_tensor(pointer, rows)
-        smem = [cute.select(self.boxes(width, 1), mode=[0, 1]) for width in self.widths]
-        boxes = [(width, HALF) for width in self.widths]
-        narrow, wide = (cpasync.make_tiled_tma_atom(copy, gA, *box) for box in zip(smem, boxes, strict=True))
+        box = cute.select(self.boxes(1), mode=[0, 1])
+        copy = cpasync.CopyBulkTensorTileG2SOp()
+        map_a = cpasync.make_tiled_tma_atom(copy, cute.make_tensor(pointer, rows), box, (self.tokens, HALF))
         self.kernel(
-            (narrow, wide),
-            b,
-            out,
-            (bias, biases),
-            (unit, alpha, alphas),
-            groups,
-            factor,
-            (m, n, k),
-            ld_out,
-            (experts, ends),
+            map_a, b, out, (bias, biases), (unit, alpha, alphas), groups, factor, (m, n, k), ld_out, (experts, ends)
         ).launch(
             grid=[blocks, 1, 1],
             block=[self.threads, 1, 1],
@@ -168,7 +153,7 @@ class Sm90ExpertGemm:
     @cute.kernel
     def kernel(
         self,
-        maps: tuple[cpasync.TmaInfo, cpasync.TmaInfo],
+        map_a: cpasync.TmaInfo,
         b: cute.Pointer,
         out: cute.Pointer,
         biases: tuple[cute.Pointer, Int32],
@@ -190,8 +175,7 @@ class Sm90ExpertGemm:
         k_group = Int32(cutlass.select_(fetching < 0, warp // self.row_warps, cutlass.min(fetching, self.k_groups - 1)))
         activations, kept = self.rings(smem, k_group)
         if (fetching >= 0) & (fetching < self.k_groups):
-            for map in maps:
-                cpasync.prefetch_descriptor(map.atom)
+            cpasync.prefetch_descriptor(map_a.atom)
             with cute.arch.elect_one():
                 activations.initialise()
             cute.arch.mbarrier_init_fence()
@@ -215,9 +199,9 @@ class Sm90ExpertGemm:
             walk=Walk.of(cute.ceil_div(n, self.rows)),
             activations=activations,
             kept=kept,
-            maps=maps,
+            map=map_a,
             smem=smem,
-            boxes=self.slots(smem),
+            boxes=smem.a.get_tensor(self.boxes(BOXES * self.buffers).outer, swizzle=self.boxes(1).inner),
         )
         if fetching < 0:
             self.multiply(c, b.toint())
@@ -249,20 +233,10 @@ class Sm90ExpertGemm:
         """Of activations, that of a part of k, and of sums."""
         slots = self.buffers // self.k_groups
         full, empty = (x.data_ptr() + k_group * slots for x in (smem.full, smem.empty))
-        activations = Ring("activations", full, empty, slots, fills=1, empties=self.row_warps)
+        copied = BOXES * self.tokens * HALF * 2
+        activations = Ring("activations", full, empty, slots, fills=1, empties=self.row_warps, copied=copied)
         full, empty = smem.kept_full.data_ptr(), smem.kept_empty.data_ptr()
         return activations, Ring("sums", full, empty, self.kept, fills=self.warps, empties=self.finishers)
-
-    def boxes(self, width, count):
-        """(rows, k, boxes) of activations in shared memory."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
-        return cute.tile_to_shape(atom, (width, HALF, count), order=(0, 1, 2))
-
-    def slots(self, smem):
-        """All boxes, for each width its first rows."""
-        layout = self.boxes(self.tokens, BOXES * self.buffers)
-        whole = smem.a.get_tensor(layout.outer, swizzle=layout.inner)
-        return tuple(cute.local_tile(whole, (width, HALF), (0, 0, None)) for width in self.widths)
 
     def box(self, c, slot, i):
         """The number of a slot's i-th box."""
@@ -275,81 +249,64 @@ class Sm90ExpertGemm:
     @cute.jit
     def multiply(self, c, b):
         """The warpgroup's pairs of units of one tile after the other; of each its sums to shared memory."""
-        activations, kept = c.activations, c.kept
-        slots = c.smem.weights.data_ptr().toint() + c.warp * self.warp_bytes
-        rows = b, cute.ceil_div(c.n, ROWS), self.row_warps, c.warp % self.row_warps
+        lane, warp, activations, kept = c.lane, c.warp, c.activations, c.kept
+        slots = c.smem.weights.data_ptr().toint() + warp * self.warp_bytes
+        rows = b, cute.ceil_div(c.n, ROWS), self.row_warps, warp % self.row_warps
         table = c.table, c.total
-        source = PairSlots.of(self.depth + 1, self.k_groups, slots, table, rows, c.units, c.k_group, c.walk, c.lane)
+        source = PairSlots.of(self.depth + 1, self.k_groups, slots, table, rows, c.units, c.k_group, c.walk, lane)
         for _ in cutlass.range_constexpr(self.depth):
             source = source.ask()
-        operands = [self.operand(boxes, width) for boxes, width in zip(c.boxes, self.widths, strict=True)]
-        rings = [(activations, activations.again()), (activations.again(), activations.again())]
-        slot, sums, walk = activations.consumer(), kept.producer(), c.walk
+        shape = 64, self.tokens, 16
+        registers, k_major = warpgroup.OperandSource.RMEM, OperandMajorMode.K
+        op = warpgroup.MmaF16BF16Op(self.dtype, Float32, shape, registers, k_major, k_major)
+        mma, anew = cute.make_tiled_mma(op), cute.make_tiled_mma(op)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        anew.set(warpgroup.Field.ACCUMULATE, False)
+        sB = mma.make_fragment_B(mma.get_slice(cute.arch.thread_idx()[0] % (GROUP * WARP)).partition_B(c.boxes))
+        rA = [mma.make_fragment_A(mma.partition_shape_A((64, HALF))) for _ in range(2)]
+        rWords = [cute.recast_tensor(cute.make_tensor(x.iterator, cute.make_layout(8 * STEPS)), Int32) for x in rA]
+        rSums, rTotal = (cute.make_rmem_tensor(mma.partition_shape_C((64, self.tokens)), Float32) for _ in range(2))
+        flat, total = (cute.make_tensor(x.iterator, cute.make_layout(cute.size(x))) for x in (rSums, rTotal))
+        slot, before, sums = activations.consumer(), activations.consumer(), kept.producer()
+        again, count, walk = activations.again(), pairs(c.units), c.walk
         while walk.block < c.total:
-            if cutlass.const_expr(self.widths[0] == self.tokens):
-                source, slot = self.tile(c, operands[1], rings[0], source, slot, sums)
-            elif c.table.entry(walk.block)[2] <= self.widths[0]:
-                source, slot = self.tile(c, operands[0], rings[0], source, slot, sums)
-            else:
-                source, slot = self.tile(c, operands[1], rings[1], source, slot, sums)
+            rSums.fill(0.0)
+            rTotal.fill(0.0)
+            pair = c.k_group
+            while pair < count:
+                words, second, source = source.take()
+                for i in cutlass.range_constexpr(BOXES):
+                    if cutlass.const_expr(i == 2):
+                        words = source.rest(second)
+                    half = i % 2
+                    self.dequantise(rWords[half], words[4 * half : 4 * half + 4], words[8 + 2 * half : 10 + 2 * half])
+                    if cutlass.const_expr(i == 0):
+                        warpgroup.wait_group(0)
+                        self.add_up(total, flat)
+                        if pair != c.k_group:
+                            activations.arrive_empty(before, range(self.row_warps))
+                        activations.wait_full(slot)
+                    warpgroup.fence()
+                    box = self.box(c, slot, i)
+                    for step in cutlass.range_constexpr(STEPS):
+                        how = anew if cutlass.const_expr(i + step == 0) else mma
+                        cute.gemm(how, rSums, rA[half][None, None, step], sB[None, None, step, box], rSums)
+                    warpgroup.commit_group()
+                    if cutlass.const_expr(i > 0):
+                        warpgroup.wait_group(1)  # what the half before this one was multiplied from is free
+                before, slot = slot, slot.next()
+                pair += self.k_groups
+            warpgroup.wait_group(0)
+            self.add_up(total, flat)
+            if c.k_group < count:
+                again.arrive_empty(before, range(self.row_warps))
+            kept.wait_empty(sums)
+            self.sums(c.smem, sums).keep(total, warp, lane)
             arrive_full(kept, sums, range(self.warps))
             sums, walk = sums.next(), walk.next()
         async_copies.wait(0)
 
-    def operand(self, boxes, width):
-        """What multiplies by that many rows of activations: anew, and onto sums; and these rows in every box."""
-        registers, k_major = warpgroup.OperandSource.RMEM, OperandMajorMode.K
-        op = warpgroup.MmaF16BF16Op(self.dtype, Float32, (64, width, 16), registers, k_major, k_major)
-        anew, onto = cute.make_tiled_mma(op), cute.make_tiled_mma(op)
-        anew.set(warpgroup.Field.ACCUMULATE, False)
-        onto.set(warpgroup.Field.ACCUMULATE, True)
-        thread = cute.arch.thread_idx()[0] % (GROUP * WARP)
-        return anew, onto, onto.make_fragment_B(onto.get_slice(thread).partition_B(boxes)), width
-
-    @cute.jit
-    def tile(self, c, operand, rings, source, slot, sums):
-        """One tile; the warpgroup's next slots afterwards."""
-        anew, onto, sB, width = operand
-        ring, last = rings
-        rA = [onto.make_fragment_A(onto.partition_shape_A((64, HALF))) for _ in range(self.sets)]
-        rWords = [cute.recast_tensor(cute.make_tensor(x.iterator, cute.make_layout(8 * STEPS)), Int32) for x in rA]
-        rSums, rTotal = (cute.make_rmem_tensor(onto.partition_shape_C((64, width)), Float32) for _ in range(2))
-        flat, total = (cute.make_tensor(x.iterator, cute.make_layout(cute.size(x))) for x in (rSums, rTotal))
-        rSums.fill(0.0)
-        rTotal.fill(0.0)
-        count, before, pair = pairs(c.units), slot, c.k_group
-        while pair < count:
-            words, second, source = source.take()
-            for i in cutlass.range_constexpr(BOXES):
-                if cutlass.const_expr(i == 2):
-                    words = source.rest(second)
-                half, own = i % 2, SETS[self.sets][i]
-                self.dequantise(rWords[own], words[4 * half : 4 * half + 4], words[8 + 2 * half : 10 + 2 * half])
-                if cutlass.const_expr(i == 0):
-                    warpgroup.wait_group(0)
-                    self.add_up(total, flat)
-                    if pair != c.k_group:
-                        ring.arrive_empty(before, range(self.row_warps))
-                    ring.wait_full(slot)
-                warpgroup.fence()
-                box = self.box(c, slot, i)
-                for step in cutlass.range_constexpr(STEPS):
-                    how = anew if cutlass.const_expr(i + step == 0) else onto
-                    cute.gemm(how, rSums, rA[own][None, None, step], sB[None, None, step, box], rSums)
-                warpgroup.commit_group()
-                if cutlass.const_expr(i == 2 or (self.sets == 2 and i > 0)):
-                    warpgroup.wait_group(1)  # the registers of the next half are free
-            before, slot = slot, slot.next()
-            pair += self.k_groups
-        warpgroup.wait_group(0)
-        self.add_up(total, flat)
-        if c.k_group < count:
-            last.arrive_empty(before, range(self.row_warps))
-        c.kept.wait_empty(sums)
-        self.sums(c.smem, sums).keep(total, c.warp, c.lane)
-        return source, slot
-
-    dequantise = Sm90GroupGemm.dequantise
+    dequantise, boxes = Sm90GroupGemm.dequantise, Sm90GroupGemm.boxes
 
     @cute.jit
     def add_up(self, rTotal, rSums):
@@ -363,32 +320,24 @@ class Sm90ExpertGemm:
         activations, count, walk = c.activations, pairs(c.units), c.walk
         slot = activations.producer()
         while walk.block < c.total:
-            _, token, rows = c.table.entry(walk.block)
-            begin, narrow = start(walk.row, c.units), rows <= self.widths[0]
-            nbytes = BOXES * HALF * 2 * Int32(cutlass.select_(narrow, self.widths[0], self.tokens))
+            token, begin = c.table.entry(walk.block)[1], start(walk.row, c.units)
             for place in cutlass.range(c.k_group, count, self.k_groups, unroll=1):
                 activations.wait_empty(slot)
-                expect_bytes(activations, slot, nbytes)
+                activations.expect_copies(slot)
                 pair = begin + place
-                corner = token, Int32(cutlass.select_(pair >= count, pair - count, pair)) * (PAIR * DEPTH)
-                if narrow:
-                    self.copy(c, 0, slot, corner)
-                else:
-                    self.copy(c, 1, slot, corner)
+                pair = Int32(cutlass.select_(pair >= count, pair - count, pair))
+                for i in cutlass.range_constexpr(BOXES):
+                    self.copy_box(c, slot, i, (token, pair * (PAIR * DEPTH) + i * HALF))
                 slot = slot.next()
             walk = walk.next()
 
-    def copy(self, c, which, slot, corner):
-        """The boxes of a slot, by the narrow or the wide map."""
-        map, sBoxes = c.maps[which], c.boxes[which]
-        barrier = c.activations.copy_barrier(slot, 0)
-        for i in range(BOXES):
-            at = corner[0], corner[1] + i * HALF
-            gBox = cute.local_tile(cute.domain_offset(at, map.tma_tensor), (self.widths[which], HALF), (0, 0))
-            target, source = cpasync.tma_partition(
-                map.atom, 0, cute.make_layout(1), cute.group_modes(sBoxes, 0, 2), cute.group_modes(gBox, 0, 2)
-            )
-            cute.copy(map.atom, source, target[None, self.box(c, slot, i)], tma_bar_ptr=barrier)
+    def copy_box(self, c, slot, i, corner):
+        gBox = cute.local_tile(cute.domain_offset(corner, c.map.tma_tensor), (self.tokens, HALF), (0, 0))
+        target, source = cpasync.tma_partition(
+            c.map.atom, 0, cute.make_layout(1), cute.group_modes(c.boxes, 0, 2), cute.group_modes(gBox, 0, 2)
+        )
+        barrier = c.activations.copy_barrier(slot, self.tokens * HALF * 2)
+        cute.copy(c.map.atom, source, target[None, self.box(c, slot, i)], tma_bar_ptr=barrier)
 
     @cute.jit
     def finish(self, c, out, biases, factors, factor):

@@ -156,8 +156,8 @@ def test_what_is_refused():
     [
         (128, 1536, 128, (8, 256)),
         (8, 1536, 128, (8, 128)),  # eight blocks: smaller tiles keep more multiprocessors busy
-        (1024, 4096, 128, (16, 256)),
-        (9600, 4096, 256, (48, 256)),
+        (1152, 4096, 128, (16, 256)),
+        (9600, 4096, 256, (32, 256)),
         (600, 4096, 600, (1, 64)),  # more groups than the table has room for
     ],
 )

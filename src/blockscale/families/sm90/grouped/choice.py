@@ -17,7 +17,7 @@ MOST_WARPS = 32  # of a CTA
 FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
 MOST_ROWS_IN_ALL = 2**31 - 1024
 TILE_COST = 10  # rows of a weight that are read in the time that a tile takes beside its own
-MOST_ROWS = 64  # of a group, on average, that a kernel is asked for: it reads a weight for every 48 of them
+MOST_ROWS = 64  # of a group, on average, that a kernel is asked for: it reads a weight for every 32 of them
 
 
 def _groups(tokens: int, groups: int, k_groups: int, depth: int, buffers: int, kept: int) -> Config:
@@ -31,11 +31,9 @@ EXPERTS = {
     8: ((4, 1, 2, 4, 2), (2, 2, 2, 8, 2), (1, 4, 2, 16, 2)),
     16: ((4, 1, 2, 4, 2), (2, 2, 2, 6, 2), (1, 4, 1, 8, 2)),
     32: ((4, 1, 1, 4, 1), (2, 2, 1, 4, 1)),
-    48: ((4, 1, 1, 2, 1),),
 }
 """By the most rows of activations of a tile what else a configuration has."""
 PRESETS = tuple(_groups(tokens, *how) for tokens, ways in EXPERTS.items() for how in ways)
-FULL = 0.75  # of a tile's rows, that groups may have on average: few are then larger
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -103,14 +101,14 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
     assert isinstance(problem, GroupedProblem)
     groups = problem.groups if problem.form == "masked" else min(problem.groups, problem.m)
     mean = problem.m if problem.form == "masked" else problem.m / groups
-    tokens = next((rows for rows in EXPERTS if mean <= FULL * rows), max(EXPERTS))
+    tokens = next((rows for rows in EXPERTS if mean <= rows), max(EXPERTS))
     blocks = groups * math.ceil(mean / tokens)
     fit = [p for p in PRESETS if p.tile[0] == tokens and unfit(problem, target, p) is None]
     if fit:
         config = min(fit, key=lambda p: _rows_read(problem, target, p, blocks))
         reasons = (
-            f"blocks of {tokens} rows of activations: the fewest of which {mean:.3g} are at most {FULL:.0%}, or the "
-            f"most there are ({MEASURED})",
+            f"blocks of {tokens} rows of activations: the fewest that hold {mean:.3g}, or the most there are "
+            f"({MEASURED})",
             f"tiles of {config.tile[1]} rows of a weight: the busiest of {target.sms} multiprocessors is done soonest "
             f"if there are {blocks} blocks ({MEASURED})",
         )
