@@ -145,7 +145,11 @@ def test_what_is_refused():
     with bs.emulated("sm_90a"):
         for config, message in (
             (replace(WIDE, split=2), r"config\.split: 2, expected 1"),
-            (replace(WIDE, tile=(64, 256), accumulators=2), r"config\.buffers: 2: [\d,]+ bytes of shared memory"),
+            (replace(WIDE, tile=(40, 64)), r"config\.tile: 40 rows, at most 32"),
+            (replace(WIDE, ctas=0), r"config\.ctas: 0, expected at least 1"),
+            (replace(WIDE, accumulators=0), r"config\.accumulators: 0, expected at least 1"),
+            (replace(CONFIG, ctas=2), r"config\.ctas: 2, expected None without wgmma"),
+            (replace(WIDE, tile=(32, 384), stages=2), r"config\.buffers: 2: [\d,]+ bytes of shared memory"),
         ):
             with pytest.raises(ValueError, match=message):
                 bs.grouped_gemm(x, packed, group_sizes=table((1, 1)), config=config)

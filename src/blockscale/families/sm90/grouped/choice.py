@@ -15,6 +15,7 @@ MEASURED = "H200, 2026-11-30"
 CUTS = ((4, 4), (8, 2))  # (warps along k, tiles of 16 rows of a weight) of a CTA; the second for long k
 MOST_WARPS = 32  # of a CTA
 FINISHERS = 2  # warps of a CTA that finish results, where warpgroups multiply
+MOST_TOKENS = 32  # of a tile: wider sums were seen copied before the tensor core had done with them
 MOST_ROWS_IN_ALL = 2**31 - 1024
 TILE_COST = 10  # rows of a weight that are read in the time that a tile takes beside its own
 MOST_ROWS = 64  # of a group, on average, that a kernel is asked for: it reads a weight for every 32 of them
@@ -48,6 +49,9 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     assert isinstance(problem, GroupedProblem)
     if config.wgmma:
         return constraints.unbuildable(config, target) or _unfit_experts(problem, target, config)
+    for name, expected in (("accumulators", 1), ("ctas", None)):
+        if getattr(config, name) != expected:
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected {expected} without wgmma")
     reason, blocks = constraints.unfit(problem, target, config), most_blocks(problem, config)
     if reason is None and blocks > MOST_TOKEN_TILES:
         return Reason("config.tile", f"up to {blocks} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
@@ -58,8 +62,13 @@ def _unfit_experts(problem: GroupedProblem, target: Target, config: Config) -> R
     """Of the kernel whose warpgroups multiply."""
     if problem.groups > MOST_GROUPS:
         return Reason("groups", f"{problem.groups}, at most {MOST_GROUPS} with wgmma")
+    if config.tile[0] > MOST_TOKENS:
+        return Reason("config.tile", f"{config.tile[0]} rows, at most {MOST_TOKENS}")
     if config.split != 1:
         return Reason("config.split", f"{config.split}, expected 1")
+    for name, value in (("accumulators", config.accumulators), ("ctas", config.ctas)):
+        if value is not None and value < 1:
+            return Reason(f"config.{name}", f"{value}, expected at least 1")
     blocks, warps = most_blocks(problem, config), constraints.warps(config) + config.k_warps + FINISHERS
     if blocks > MOST_BLOCKS:
         return Reason("config.tile", f"up to {blocks} tiles of {config.tile[0]} rows, at most {MOST_BLOCKS}")
