@@ -45,7 +45,7 @@ class Config:
         fixed: the one (m, n, k) that the kernel is compiled for; None for any.
         k_warps: warps of a CTA, or warpgroups, that share rows of a weight and split k; their sums are added in order.
         order: in which groups of a grouped product come: "given", or "longest", those of the most rows first.
-        split: CTAs of a cluster that share a tile and split k; their sums are added in order.
+        split: CTAs of a cluster, or pairs of them, that share a tile and split k; their sums are added in order.
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         expand: on Hopper, rows of a weight that are expanded at a time, for cuBLAS to multiply by in one chain along k,
             which loses more than the result contract allows; 0: kernels of this library multiply.

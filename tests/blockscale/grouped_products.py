@@ -26,7 +26,12 @@ def weights(groups, n, k, seed=100):
 
 def sorted_rows(sizes, k, seed=0):
     """(T, K) in layout "128x4-grouped"; scales of rows that do not exist are NaN."""
-    t = every_code_and_scale(sum(sizes), k, layout="linear", seed=seed).with_layout("128x4-grouped", table(sizes))
+    return by_group(every_code_and_scale(sum(sizes), k, layout="linear", seed=seed), sizes)
+
+
+def by_group(t, sizes):
+    """Rows of layout "linear" in "128x4-grouped", alike."""
+    t = t.with_layout("128x4-grouped", table(sizes))
     ones = replace(t, scales=torch.ones(sum(sizes), t.scales.shape[1]).to(torch.float8_e4m3fn), layout="linear")
     own = ones.with_layout("128x4-grouped", table(sizes)).scales.view(torch.uint8) != 0
     scales = torch.where(own, t.scales.view(torch.uint8), POISON).view(torch.float8_e4m3fn)

@@ -293,16 +293,10 @@ def signature(a: Any, b: Any, out: Any, alpha: Any, bias: Any, options: tuple[An
     is of another form (raw operands, say)."""
     if type(b) is not NVFP4Tensor:
         return None
-    kinds = kind_of(a), kind_of(out), kind_of(bias)
+    kinds = kind_of(a), kind_of(out), kind_of(bias), factor_kind(alpha)
     if UNKNOWN in kinds:
         return None
-    if isinstance(alpha, Tensor):
-        if alpha.requires_grad or alpha.layout is not torch.strided:
-            return None
-        factor: Any = alpha.dtype, alpha.shape, alpha.stride(), alpha.device
-    else:
-        factor = type(alpha)
-    return b.kind, kinds, factor, torch.is_inference_mode_enabled(), options
+    return b.kind, kinds, torch.is_inference_mode_enabled(), options
 
 
 UNKNOWN = "unknown"
@@ -319,24 +313,33 @@ def kind_of(x: Any) -> Any:
     return x.shape, x.stride(), x.dtype, x.device, x.is_inference()
 
 
-_known: dict[tuple[Any, ...], Call] = {}
+def factor_kind(alpha: Any) -> Any:
+    """Of an alpha that is a tensor its properties, else its type; `UNKNOWN` as for `kind_of`."""
+    if not isinstance(alpha, Tensor):
+        return type(alpha)
+    if alpha.requires_grad or alpha.layout is not torch.strided:
+        return UNKNOWN
+    return alpha.dtype, alpha.shape, alpha.stride(), alpha.device
 
 
-def known() -> dict[tuple[Any, ...], Call]:
+_known: dict[tuple[Any, ...], Any] = {}
+
+
+def known() -> dict[tuple[Any, ...], Any]:
     """The calls validated before, by signature: the active emulator's, or those of all GPUs."""
     active = emulated.active()
     return _known if active is None else active.known
 
 
-def find(signature: tuple[Any, ...]) -> Call | None:
-    """The call known by this signature, if any."""
+def find(signature: tuple[Any, ...]) -> Any:
+    """The call known by this signature: a `Call`, or that of a list; None if there is none."""
     try:
         return known().get(signature)
     except TypeError:  # something in it has no hash, and no argument that is allowed is like that
         return None
 
 
-def remember(signature: tuple[Any, ...], call: Call) -> None:
+def remember(signature: tuple[Any, ...], call: Any) -> None:
     """Keep `call` for arguments with this signature."""
     calls = known()
     if len(calls) >= _MOST_KNOWN:

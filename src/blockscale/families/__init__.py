@@ -74,8 +74,8 @@ class Family(Protocol):
 
 
 _FAMILIES: dict[str, Family] = {"sm100": sm100, "sm103": sm103, "sm90": sm90, "sm120": sm120}
-_LISTED: dict[str, Family] = {"sm100": sm100.listed}
-_GROUPED: dict[str, Family] = {"sm100": sm100.grouped, "sm90": sm90.grouped}
+_LISTED: dict[str, Family] = {"sm100": sm100.listed, "sm103": sm100.listed}
+_GROUPED: dict[str, Family] = {"sm100": sm100.grouped, "sm103": sm100.grouped, "sm90": sm90.grouped}
 
 
 def of(target: Target) -> Family:

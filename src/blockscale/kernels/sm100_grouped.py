@@ -21,12 +21,16 @@ are 128 of one half and the same 128 of the other. Either way a thread of the ep
 A box may reach into rows of the next group, and scales of an atom's missing rows may be anything: products of these are
 rows or columns of sums that are not stored.
 
+Parts of k. With `split` a tile is of two CTAs, or two pairs, of one cluster: each multiplies half of the k tiles, and
+their epilogues meet (parts/group_parts.py). Behind the end of k there are zeros, so that both have as many.
+
 Timeline of a CTA: as in kernels/sm100.py, but that all warps make the table first.
 
 Shared memory, from its first byte; N' is N, or N / 2 in a pair:
 
     1024                      barriers of the rings, the address of tensor memory, the number of tiles
     10240                     the table: five numbers for each of 512 groups
+    N / 2 x 512               with `split` sums of half of the columns, from the other part of k
     stages x panels x 16384   codes of the kernel's rows: panels of 128 rows of 128 bytes, swizzled by 128 bytes
     stages x N' x 128         codes of its columns: N' rows of 128 bytes, swizzled alike
     stages x panels x 2048    scales of the rows: an atom of 512 bytes for each step of k = 64
@@ -55,6 +59,7 @@ from blockscale.kernels.parts.group_cut import Cut, Work
 from blockscale.kernels.parts.group_epilogue import GroupEpilogue, Results
 from blockscale.kernels.parts.group_geometry import GroupGeometry
 from blockscale.kernels.parts.group_order import GRANULE
+from blockscale.kernels.parts.group_parts import PartCluster, PartEpilogue, Parts
 from blockscale.kernels.parts.groups import Groups, Order
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.sm100 import Sm100Gemm
@@ -77,6 +82,7 @@ class Context:
     ab: Ring
     acc: Ring
     groups: Groups
+    parts: Parts | None
     smem: Any
     tmem: Int32 | None  # the address of tensor memory, once there is some
     memory: Memory
@@ -88,15 +94,16 @@ class Context:
     @property
     def first(self) -> Int32:
         """The number of the CTA's, or pair's, first tile."""
-        return cute.arch.block_idx()[0] // self.geometry.ctas
+        return cute.arch.block_idx()[0] // self.geometry.shape[0]
 
     @property
     def stride(self) -> Int32:
         """How many tiles are in flight."""
-        return cute.arch.grid_dim()[0] // self.geometry.ctas
+        return cute.arch.grid_dim()[0] // self.geometry.shape[0]
 
     def work(self, index: Int32) -> Work:
-        return self.cut.work(self.groups.at(index))
+        part = 0 if self.parts is None else self.parts.cluster.part
+        return self.cut.work(self.groups.at(index), part)
 
     def operands(self, memory: Any, work: Work) -> Any:
         """What copies for a tile come from, where the kernel may read memory."""
@@ -118,6 +125,7 @@ class Sm100GroupedGemm:
         swap: the kernel's rows are those of b, and its columns those of a; the output is the same.
         order: of groups, "given" or "longest" first. raster: "m" or "n": along which a group's consecutive tiles lie.
         pdl: the kernel may start while the one before it in the stream still runs.
+        split: parts of k that a tile is computed in, 2 with `swap` alone.
         l2_a, l2_b, l2_scales: "evict_first", "evict_last" or None: what L2 is told about operands.
         read: columns that a thread reads of tensor memory before it waits for them.
         out_dtype: "fp16", "bf16", "fp32", or "nvfp4" with a given global scale.
@@ -136,6 +144,7 @@ class Sm100GroupedGemm:
         order="given",
         raster="m",
         pdl=False,
+        split=1,
         l2_a=None,
         l2_b=None,
         l2_scales=None,
@@ -146,13 +155,13 @@ class Sm100GroupedGemm:
         smem=SMEM_BYTES,
     ):
         gated = activation in GATES
-        self.geometry = GroupGeometry(tile, stages, accumulators, smem, panels=2 if gated and swap else 1)
+        self.geometry = GroupGeometry(tile, stages, accumulators, smem, panels=2 if gated and swap else 1, split=split)
         self.cut = Cut(self.geometry, swap, gated, STEP_K if out_dtype == "nvfp4" else GRANULE)
         self.masked, self.pdl, self.swap, self.gated = form == "masked", pdl, swap, gated
         self.policies = tuple(tma.POLICIES[hint] for hint in (l2_a, l2_b, l2_scales))
         self.order = Order(self.masked, self.cut.tile, swap, raster, order == "longest", WARP * WARPS)
         columns = self.cut.tile[1]
-        self.epilogue = GroupEpilogue(
+        self.epilogue = (GroupEpilogue if split == 1 else PartEpilogue)(
             columns,
             out_dtype,
             apart=columns if gated else 0,
@@ -210,14 +219,33 @@ class Sm100GroupedGemm:
             (rows, m, n, k),
             (experts, alphas, biases, ends),
         ).launch(
-            grid=[cutlass.max(ctas // g.ctas, 1) * g.ctas, 1, 1],
+            grid=self.grid(ctas),
             block=[WARP * WARPS, 1, 1],
-            cluster=[g.ctas, 1, 1] if g.pair else None,
+            cluster=self.cluster,
             smem=g.smem_bytes,
             min_blocks_per_mp=1,
             use_pdl=self.pdl,
             stream=stream,
         )
+
+    @property
+    def cluster(self):
+        """Its shape; None where CTAs are alone."""
+        across, down = self.geometry.shape
+        return None if across == 1 else [across, down, 1]
+
+    def grid(self, ctas):
+        """Whole clusters, one at least."""
+        own, _ = self.geometry.shape
+        return [cutlass.max(ctas // own, 1) * own, 1, 1]
+
+    def here(self, smem):
+        """Where the CTA is in its cluster, and what it exchanges with the other part of k, if there is one."""
+        g = self.geometry
+        if g.split == 1:
+            return Cluster.here(g, None), None
+        cluster = PartCluster.here(g)
+        return cluster, Parts.here(g, smem, cluster)
 
     def rows_of(self, m, experts):
         """Rows of a and of its scales."""
@@ -244,8 +272,8 @@ class Sm100GroupedGemm:
         columns = n // 2 if self.gated else n
         g = self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cluster = Cluster.here(g, None)
         smem = group_operands.shared_memory(g)
+        cluster, parts = self.here(smem)
         context = Context(
             warp=warp,
             geometry=g,
@@ -254,6 +282,7 @@ class Sm100GroupedGemm:
             ab=group_operands.operand_ring(g, smem, cluster),
             acc=storage.sum_ring(g, smem, cluster),
             groups=Groups(self.order, smem, experts, m, columns, k, ends),
+            parts=parts,
             smem=smem,
             tmem=None,
             memory=Memory(
@@ -300,6 +329,8 @@ class Sm100GroupedGemm:
             with cute.arch.elect_one():
                 for ring in c.rings:
                     ring.initialise()
+                if cutlass.const_expr(c.parts is not None):
+                    Parts.initialise(c.smem)
             cute.arch.mbarrier_init_fence()
         if c.warp == MMA:
             tensorcore.allocate(c.smem.tmem.ptr, g.tmem_allocation, g.ctas)
@@ -323,7 +354,7 @@ class Sm100GroupedGemm:
                     ab.expect(slot, nbytes)
                 for operand, own in pairs:
                     for run in own:
-                        operand.fetch_run(run, k_tile, slot, ab)
+                        operand.fetch_run(run, work.k_tile(k_tile), slot, ab)
                 slot = slot.next()
             index = index + c.stride
         c.memory.let_next_grid_start()

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
-import cutlass
 from cutlass import Float64, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from blockscale.kernels.parts import group_operands, storage, tma
-from blockscale.kernels.parts.cluster import Cluster
 from blockscale.kernels.parts.epilogue import DTYPES
 from blockscale.kernels.parts.geometry import STEP_K
 from blockscale.kernels.parts.grid import Memory
@@ -70,9 +68,9 @@ class Sm100ListGemm(Sm100GroupedGemm):
         # A plain launch, which waits for the list before it: that one may still read the maps that this one overwrites.
         self.describe(patterns, table, maps).launch(grid=[experts, 1, 1], block=[WARP, 1, 1], stream=stream)
         self.multiply(patterns, table, maps, factor, experts).launch(
-            grid=[cutlass.max(ctas // g.ctas, 1) * g.ctas, 1, 1],
+            grid=self.grid(ctas),
             block=[WARP * WARPS, 1, 1],
-            cluster=[g.ctas, 1, 1] if g.pair else None,
+            cluster=self.cluster,
             smem=g.smem_bytes,
             min_blocks_per_mp=1,
             use_pdl=self.pdl,
@@ -120,8 +118,8 @@ class Sm100ListGemm(Sm100GroupedGemm):
         experts: Int32,
     ):
         g = self.geometry
-        cluster = Cluster.here(g, None)
         smem = group_operands.shared_memory(g)
+        cluster, parts = self.here(smem)
         none = Int32(0)
         output = self.epilogue.output(_output(table, self.epilogue.dtype), none, none, Int64(0))
         self.run(
@@ -133,6 +131,7 @@ class Sm100ListGemm(Sm100GroupedGemm):
                 ab=group_operands.operand_ring(g, smem, cluster),
                 acc=storage.sum_ring(g, smem, cluster),
                 groups=Problems(self.order, smem, experts, none, none, none, none, self.gated),
+                parts=parts,
                 smem=smem,
                 tmem=None,
                 memory=Memory(

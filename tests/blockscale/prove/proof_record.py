@@ -19,17 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import sweep_sm100
+import sweep_sm100_grouped
 import sweep_sm103
+import sweep_sm103_grouped
 import sweep_sm120
-from sweep import Row, Shape, Sweep, scaled
-
-import blockscale as bs
+from sweep import Row, Sweep
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "architecture.md"
 SWEEPS: dict[str, Sweep] = {
     "sm100": sweep_sm100.SWEEP,
+    "sm100-grouped": sweep_sm100_grouped.SWEEP,
     "sm103": sweep_sm103.SWEEP,
+    "sm103-grouped": sweep_sm103_grouped.SWEEP,
     "sm120": sweep_sm120.SWEEP,
 }
 Entry = dict[str, Any]
@@ -58,18 +60,10 @@ def row_case(number: int, row: Row) -> str:
     return f"row {number:02d}: {row}"
 
 
-def gpu_mode(family: str, shape: Shape) -> tuple[str, Row]:
-    """A shape of the competition: its case, and the heuristics' choice for the whole shape with fp16 results, as the
-    competition has them."""
-    target = SWEEPS[family].target
-    row = Row(SWEEPS[family], bs.config_for(shape.m, shape.n, shape.k, gpu=target.name), "fp16")
-    return f"GPU MODE {shape} as {scaled(shape)}: {row}", row
-
-
 def cases(family: str) -> Iterator[tuple[str, Row]]:
     """Every case of a family's proof."""
     yield from ((row_case(number, row), row) for number, row in enumerate(SWEEPS[family].rows))
-    yield from (gpu_mode(family, shape) for shape in SWEEPS[family].competition)
+    yield from (SWEEPS[family].contest(shape)[:2] for shape in SWEEPS[family].competition)
 
 
 def load(family: str) -> dict[str, Entry]:

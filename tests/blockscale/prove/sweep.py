@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from operands import POISON, every_code_and_scale, quantize_on_cpu, same_bits, small_integers
@@ -110,7 +110,7 @@ class Sweep:
         product: the values of a product's properties.
         sms: multiprocessors of the emulated GPU.
         competition: shapes whose choices run on the same shapes scaled down.
-        seed: of a few the one with the fewest rows.
+        seed: of a few the one with the fewest rows. sample: of so many rows CI runs one.
     """
 
     target: Target
@@ -126,10 +126,15 @@ class Sweep:
     sms: int = SMS
     competition: tuple[Shape, ...] = GPU_MODE
     seed: int = 4
+    sample: int = 12
 
     def __post_init__(self) -> None:
-        family = families.of(self.target)
+        family = self.family
         assert set(self.config) == {*family.CODE_FIELDS, *family.CALL_FIELDS}, "every field of a configuration is swept"
+
+    @property
+    def family(self) -> families.Family:
+        return families.of(self.target)
 
     @functools.cached_property
     def values(self) -> dict[str, tuple[object, ...]]:
@@ -139,6 +144,12 @@ class Sweep:
         rest = {name: value for name, value in values.items() if name in self.product}
         fields = {name: value for name, value in values.items() if name in self.config}
         return Row(self, Config(**fields), **rest)  # type: ignore[arg-type] # properties of a product
+
+    def contest(self, shape: Shape) -> tuple[str, Row, Shape]:
+        """Of a shape of the competition: its case in the record; the heuristics' choice for the whole shape with fp16
+        results, as the competition has them; what that is to multiply."""
+        row = Row(self, bs.config_for(shape.m, shape.n, shape.k, gpu=self.target.name), "fp16")
+        return f"GPU MODE {shape} as {scaled(shape)}: {row}", row, scaled(shape)
 
     @functools.cached_property
     def possible_pairs(self) -> dict[Pair, dict[str, object]]:
@@ -229,10 +240,22 @@ class Row:
 
     def builds(self) -> bool:
         """Whether there can be such a kernel, for a problem that one tile covers."""
-        return self.does(Shape(1, 1, 64))
+        return self.does(self.least)
+
+    @property
+    def least(self) -> Shape:
+        return Shape(1, 1, 64)
+
+    @property
+    def quick(self) -> bool:
+        """Whether CI has time for it."""
+        return self.seconds(Shape(1, 1, 1)) < 0.3
 
     def seconds(self, shape: Shape) -> float:
         return self.sweep.seconds(self, shape)
+
+    def multiply(self, shape: Shape, data: str, margin: int) -> torch.Tensor:
+        return multiply(self, shape, data, margin)
 
     def shapes(self, number: int) -> list[Shape]:
         """One of each kind that it does in a second or so; which ones turns with the row's number."""
@@ -245,9 +268,9 @@ class Row:
 
     def code(self) -> bytes:
         """What the emulator executes: PTX and host code of its kernels, compiled where the store has them not."""
-        problems = [self.problem(Shape(1, 1, 64))]
+        problems = [self.problem(self.least)]
         if self.out_dtype == NVFP4:  # whose result is compared with the fp32 one's
-            problems.append(Problem(1, 1, 64, out_dtype="fp32", bias=self.bias, activation=self.activation))
+            problems.append(replace(problems[0], out_dtype="fp32"))
         found = []
         for problem in problems:
             parts = plan.artefact(problem, self.sweep.target, self.config, store.default_store()).parts
@@ -260,8 +283,8 @@ class Row:
 def operands(shape: Shape, data: str) -> tuple[bs.NVFP4Tensor, bs.NVFP4Tensor, torch.Tensor, torch.Tensor]:
     """a, b, the exact product, and sum |a||b|; scales of rows that are only padding hold NaN."""
     seed = 7 * shape.m + 5 * shape.n + 3 * shape.k
-    a = _operand(shape.m, shape.k, shape.batch_a, data, seed)
-    b = _operand(shape.n, shape.k, shape.batch_b, data, seed + 1)
+    a = operand(shape.m, shape.k, shape.batch_a, data, seed)
+    b = operand(shape.n, shape.k, shape.batch_b, data, seed + 1)
     if shape.batch_a not in (0, shape.batch_b) and shape.batch_b:  # (2, 1) and (3): both broadcast
         a = _unsqueezed(a)
     x, y = reference.values(a), reference.values(b).mT
@@ -273,7 +296,7 @@ def _unsqueezed(t: bs.NVFP4Tensor) -> bs.NVFP4Tensor:
     return bs.NVFP4Tensor(t.codes.unsqueeze(1), t.scales.unsqueeze(1), t.global_scale, t.layout, size)
 
 
-def _operand(rows: int, k: int, batch: int, data: str, seed: int) -> bs.NVFP4Tensor:
+def operand(rows: int, k: int, batch: int, data: str, seed: int) -> bs.NVFP4Tensor:
     if data == "integers":
         t, _ = small_integers(rows * max(batch, 1), k, seed)
     else:

@@ -37,7 +37,7 @@ def run(row, work):
         with bs.emulated(row.sweep.target.arch, schedule=kind, seed=seed, sms=row.sms) as gpu:  # a finding raises
             for shape, data, gap in work:
                 try:
-                    got = sweep.multiply(row, shape, data, gap)
+                    got = row.multiply(shape, data, gap)
                     assert torch.equal(got, first.setdefault((shape, data), got)), "another schedule gave other bits"
                 except Exception as error:
                     raise AssertionError(f"{row}; {shape}, {data}, {kind} {seed}: {error}") from error
@@ -76,17 +76,20 @@ def test_pairwise(family, number):
 )
 def test_gpu_mode(family, number):
     shape = SWEEPS[family].competition[number]
-    case, row = proof_record.gpu_mode(family, shape)
-    prove(family, case, row, [(sweep.scaled(shape), DATA[number % 3], 0)])
+    case, row, part = SWEEPS[family].contest(shape)
+    prove(family, case, row, [(part, DATA[number % 3], 0)])
 
 
 @needs_compiler
-@pytest.mark.parametrize(("family", "number"), [(family, number) for family, number in every_row if number % 12 == 0])
+@pytest.mark.parametrize(
+    ("family", "number"), [(family, number) for family, number in every_row if number % SWEEPS[family].sample == 0]
+)
 def test_a_sample(family, number):
-    """Of every twelve rows the first that is quick, its small shape."""
+    """Of every twelve rows or so the first that is quick, its small shape."""
     rows = SWEEPS[family].rows
-    quick = next(i for i in range(number, number + 12) if rows[i % len(rows)].seconds(Shape(1, 1, 1)) < 0.3) % len(rows)
-    assert run(rows[quick], work_of(rows[quick], quick)[1:2])["products"] == len(SCHEDULES)
+    quick = next(i for i in range(number, number + SWEEPS[family].sample) if rows[i % len(rows)].quick) % len(rows)
+    work = work_of(rows[quick], quick)
+    assert run(rows[quick], [work[min(1, len(work) - 1)]])["products"] == len(SCHEDULES)
 
 
 @every_family
@@ -125,12 +128,12 @@ def test_pairs_that_no_kernel_has_are_those_that_are_refused(family):
 def test_the_emulated_gpu_has_room_for_the_competition(family):
     """Configurations are chosen for the whole GPU."""
     for shape in SWEEPS[family].competition:
-        _, row = proof_record.gpu_mode(family, shape)
-        part = replace(row.sweep.target, sms=row.sms)
-        assert families.supports(row.problem(sweep.scaled(shape)), part, row.config) is None, (row, shape)
+        _, row, part = SWEEPS[family].contest(shape)
+        gpu = replace(row.sweep.target, sms=row.sms)
+        assert families.supports(row.problem(part), gpu, row.config) is None, (row, shape)
 
 
-@every_family
+@pytest.mark.parametrize("family", ["sm100", "sm103", "sm120"])
 def test_shapes_are_of_every_kind(family):
     rows = SWEEPS[family].rows
     every = {shape for number, row in enumerate(rows) for shape in row.shapes(number)}
@@ -139,6 +142,20 @@ def test_shapes_are_of_every_kind(family):
     counts = [len(row.shapes(number)) for number, row in enumerate(rows)]
     assert set(counts) <= {1, 3}  # one where clusters are wide and an element takes many instructions
     assert counts.count(3) > 0.8 * len(counts)
+
+
+@pytest.mark.parametrize("family", ["sm100-grouped"])
+def test_groups_are_of_every_kind(family):
+    """Empty ones, one alone, those of a row and of more than an atom of scales has."""
+    rows = SWEEPS[family].rows
+    every = [(row, shape) for number, row in enumerate(rows) for shape in row.shapes(number)]
+    assert {len(shape.sizes) for _, shape in every} == {1, 3, 5, 8, 60, 64, 256}
+    for form in ("contiguous", "masked", "list"):
+        sizes = {shape.sizes for row, shape in every if row.form == form}
+        assert {0, 1, 129} <= set().union(*sizes)
+        assert any(sum(1 for size in own if size) == 1 for own in sizes) == (form != "list")
+    assert {1, 16, 64, 80, 320, 529, 640} <= {shape.k for _, shape in every}
+    assert all(shape.sizes.count(0) for _, shape in every if len(shape.sizes) >= 60)
 
 
 def test_operands_hold_every_code_and_every_finite_scale():

@@ -35,6 +35,7 @@ SIZES = (33, 0, 1, 70)
 PLAIN = {"tile": (128, 64), "accumulators": 2, "order": "longest", "out_dtype": "fp32"}
 WIDE = {"tile": (256, 384), "raster": "n", "pdl": True}
 TOKENS = {"tile": (256, 128), "swap": False}
+PARTS = {"tile": (256, 96), "split": 2, "order": "longest"}
 
 
 def check(config, groups, call=None, bias=None):
@@ -63,9 +64,19 @@ def test_the_same_bits_in_every_order_of_completion(schedule):
     assert (result.rows.view(np.uint8) == again.rows.view(np.uint8)).all()
 
 
+@pytest.mark.parametrize("k", [40, 600])
+def test_two_parts_of_k(k):
+    """Of which the second may lie beyond k; tiles of 16 columns, which the first part finishes alone, and of more."""
+    groups = grouped((33, 0, 1, 100), 130, k)
+    bias = np.random.default_rng(0).standard_normal((4, 130)).astype(np.float32)
+    first = check({**PARTS, "bias": "fp32"}, groups, Call(ctas=8, schedule=("random", 4)), bias)
+    again = run(compiled(**PARTS, bias="fp32"), groups, Call(ctas=4, schedule=("eager", 0)), "bf16", bias)
+    assert (first.rows.view(np.uint8) == again.rows.view(np.uint8)).all()
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"{schedule[0]}{schedule[1]}")
-@pytest.mark.parametrize("config", [WIDE, TOKENS], ids=["wide", "tokens"])
+@pytest.mark.parametrize("config", [WIDE, TOKENS, PARTS], ids=["wide", "tokens", "parts"])
 def test_pairs_in_every_order_of_completion(config, schedule):
     groups = grouped((33, 300, 0, 1, 390), 300, 1300)
     check(config, groups, Call(ctas=4, schedule=schedule))
@@ -192,8 +203,13 @@ def test_a_list_of_products_of_different_sizes(config, schedule):
     assert len(reports) == 2
 
 
-@pytest.mark.parametrize("config", [{"tile": (128, 256)}, {"tile": (256, 384), "order": "longest"}, TOKENS], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [{"tile": (128, 256)}, {"tile": (256, 384), "order": "longest", "read": 64, "out_dtype": "fp32"}, TOKENS, PARTS],
+    ids=str,
+)
 def test_no_group_takes_stack_or_spills(config, capfd):
+    """Nor does the compiler warn."""
     compiled(**config, activation="gelu", bias="bf16", options="remarks{ptx}")
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in capfd.readouterr().err
 
@@ -219,6 +235,7 @@ def drawn(seed):
             "order": one("given", "longest"),
             "raster": one("m", "n"),
             "pdl": one(False, True),
+            "split": one(1, 1, 2),
             "l2_a": one(*hints),
             "l2_b": one(*hints),
             "l2_scales": one(*hints),

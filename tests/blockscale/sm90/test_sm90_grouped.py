@@ -1,6 +1,8 @@
 """Grouped products by Hopper's kernel on the software GPU: few rows of activations a group, and no size read on the
 host."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from grouped_products import check_group, matrix, table, weights
@@ -15,6 +17,7 @@ from blockscale.backends import loop
 SCHEDULES = [("eager", 0), ("lazy", 0), ("fifo", 0), ("random", 1), ("random", 2), ("random", 3)]
 N, K = 40, 200
 CONFIG = bs.Config((2, 32), stages=2, pdl=True, k_warps=2, chunk=512, buffers=2)
+WIDE = bs.Config((8, 64), stages=1, pdl=True, wgmma=True, k_warps=1, buffers=2, accumulators=2, ctas=2)
 
 
 def options(groups, **more):
@@ -45,13 +48,14 @@ def check(y, x, plain, sizes, given):
         start += size
 
 
-def test_the_same_bits_in_every_order_of_completion(operands):
+@pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["warps", "warpgroups"])
+def test_the_same_bits_in_every_order_of_completion(operands, config):
     x, plain, packed = operands
     sizes = (3, 0, 5, 0, 1)
     results = []
     for schedule, seed in SCHEDULES:
         with bs.emulated("sm_90a", schedule=schedule, seed=seed, checks="strict") as gpu:
-            results.append(bs.grouped_gemm(x, packed, group_sizes=table(sizes), **options(5)))
+            results.append(bs.grouped_gemm(x, packed, group_sizes=table(sizes), **options(5, config=config)))
             assert gpu.findings == []
             assert len(gpu.reports) == 1
     check(results[0], x, plain, sizes, options(5))
@@ -87,10 +91,10 @@ def test_masked(operands, counts):
 def test_many_experts_few_rows():
     """A table of more than a warp, by the configuration that is chosen."""
     sizes = torch.bincount(
-        torch.randint(0, 70, (40,), generator=torch.Generator().manual_seed(1)), minlength=70
+        torch.randint(0, 70, (12,), generator=torch.Generator().manual_seed(1)), minlength=70
     ).tolist()
     plain = weights(70, 16, 72)
-    x = torch.randn(40, 72).half()
+    x = torch.randn(12, 72).half()
     with bs.emulated("sm_90a") as gpu:
         y = bs.grouped_gemm(x, plain.with_layout("fragment"), group_sizes=table(sizes))
         assert gpu.findings == []
@@ -117,11 +121,52 @@ def test_gates_and_nvfp4_results_come_after_the_kernel(operands):
     assert same_bits(out.with_layout("linear").scales, expected.scales)
 
 
-def test_fields_of_other_kernels_are_refused():
-    config = bs.Config((8, 64), stages=2, pdl=True, wgmma=True, k_warps=2, split=2, buffers=4)
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(WIDE, tile=(16, 128), k_warps=2, buffers=6, accumulators=1, ctas=3),
+        replace(WIDE, tile=(24, 64), pdl=False, stages=2, ctas=1),
+        replace(WIDE, k_warps=3, buffers=6),  # more warpgroups than pairs of units
+    ],
+    ids=str,
+)
+def test_warpgroups(config):
+    """Groups of more rows than a tile has, a pair of one unit, CTAs of several tiles."""
+    sizes = (0, 19, 1, 20)
+    plain, x = weights(4, 72, 328), torch.randn(40, 328).half()
+    with bs.emulated("sm_90a", schedule="random", seed=5, checks="strict") as gpu:
+        y = bs.grouped_gemm(x, plain.with_layout("fragment"), group_sizes=table(sizes), config=config)
+        assert gpu.findings == []
+    check(y, x, plain, sizes, dict.fromkeys(("alpha", "bias"), [None] * 4))
+
+
+def test_what_is_refused():
     x, packed = torch.randn(2, K).half(), weights(2, N, K).with_layout("fragment")
-    with bs.emulated("sm_90a"), pytest.raises(ValueError, match=r"config\.wgmma: True, expected False"):
-        bs.grouped_gemm(x, packed, group_sizes=table((1, 1)), config=config)
+    with bs.emulated("sm_90a"):
+        for config, message in (
+            (replace(WIDE, split=2), r"config\.split: 2, expected 1"),
+            (replace(WIDE, tile=(40, 64)), r"config\.tile: 40 rows, at most 32"),
+            (replace(WIDE, ctas=0), r"config\.ctas: 0, expected at least 1"),
+            (replace(WIDE, accumulators=0), r"config\.accumulators: 0, expected at least 1"),
+            (replace(CONFIG, ctas=2), r"config\.ctas: 2, expected None without wgmma"),
+            (replace(WIDE, tile=(32, 384), stages=2), r"config\.buffers: 2: [\d,]+ bytes of shared memory"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                bs.grouped_gemm(x, packed, group_sizes=table((1, 1)), config=config)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "groups", "tile"),
+    [
+        (128, 1536, 128, (8, 256)),
+        (8, 1536, 128, (8, 128)),  # eight blocks: smaller tiles keep more multiprocessors busy
+        (1152, 4096, 128, (16, 256)),
+        (9600, 4096, 256, (32, 256)),
+        (600, 4096, 600, (1, 64)),  # more groups than the table has room for
+    ],
+)
+def test_the_choice(m, n, groups, tile):
+    assert bs.config_for(m, n, 2048, gpu="h200", groups=groups).tile == tile
 
 
 def test_many_rows_a_group_are_single_products(operands, monkeypatch):

@@ -15,6 +15,15 @@ def copy_16(target: Int32, source: Int64, there: Boolean) -> None:
     )
 
 
+def copy_16_or_zeros(target: Int32, source: Int64, size: Int32, there: Boolean) -> None:
+    """As `copy_16`; where `size` is 0 instead of 16 the source is not read and the target becomes zeros."""
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global.L2::256B [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[target, source, size],
+        predicate=there,
+    )
+
+
 def copy_bulk(target: Int32, source: Int64, nbytes: Int32, barrier: Int32) -> None:
     """A multiple of 16 bytes between addresses that are multiples of 16; `barrier` hears of the bytes."""
     cute.arch.inline_ptx(

@@ -40,11 +40,11 @@ class Exchange:
 
     def give(self, vectors: list[list[Int32]], parity: Int32) -> None:
         """This thread's vectors; returns once those of all CTAs are there. parity: 0 and 1 in turn."""
-        _wait(self.barriers + 8, parity ^ 1)
+        wait(self.barriers + 8, parity ^ 1)
         for i, words in enumerate(vectors):
             _store(self._place(i), words)
         self._tell(self.barriers)
-        _wait(self.barriers, parity)
+        wait(self.barriers, parity)
 
     def take(self, i: int) -> list[Float32]:
         """The sum of all CTAs' vectors number `i` of this thread."""
@@ -73,7 +73,8 @@ class Exchange:
             )
 
 
-def _wait(barrier: Int32, parity: Int32) -> None:
+def wait(barrier: Int32, parity: Int32) -> None:
+    """For the phase of this parity, of arrivals from anywhere in the cluster."""
     cute.arch.inline_ptx(
         "{\n.reg .pred done;\nAGAIN:\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1};\n@!done bra AGAIN;\n}",

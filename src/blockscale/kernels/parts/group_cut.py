@@ -15,15 +15,24 @@ from blockscale.kernels.parts.groups import Place
 
 @dataclass(frozen=True)
 class Work:
-    """A tile: where it is, how many of its columns are multiplied, and how many of the result's these make."""
+    """A tile: where it is, how many of its columns are multiplied, and how many of the result's these make; which part
+    of k, of `split`. Parts have equally many k tiles, if need be some beyond k, where operands are zero."""
 
     place: Place
     width: Int32
     columns: Int32
+    part: int | Int32
+    split: int
 
     @property
     def k_tiles(self) -> Int32:
-        return (self.place.k + (TILE_K - 1)) // TILE_K
+        """Of the part."""
+        own = TILE_K * self.split
+        return (self.place.k + (own - 1)) // own
+
+    def k_tile(self, index: Int32) -> Int32:
+        """The number in all of k of the part's `index`-th."""
+        return index if self.split == 1 else self.part * self.k_tiles + index
 
 
 @dataclass(frozen=True)
@@ -53,12 +62,12 @@ class Cut:
         rows, columns = self.geometry.tile
         return rows, columns // 2 if self.halves else columns
 
-    def work(self, place: Place) -> Work:
-        """What is to be done at `place`."""
+    def work(self, place: Place, part: int | Int32) -> Work:
+        """What is to be done at `place` for a part of k."""
         columns = self.tile[1]
         left = (place.rows if self.swap else place.n) - place.column * columns
         own = group_order.width(left, columns, self.granule, cutlass.min)
-        return Work(place, Int32(self.geometry.tile_n) if self.halves else own, own)
+        return Work(place, Int32(self.geometry.tile_n) if self.halves else own, own, part, self.geometry.split)
 
     def shares(self, work: Work) -> list[Int32]:
         """Of each part of the tile (`GroupGeometry.parts`) the columns that are multiplied."""

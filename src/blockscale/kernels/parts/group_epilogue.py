@@ -15,7 +15,7 @@ from blockscale.kernels.parts.geometry import ATOM_BYTES, ATOM_ROWS, CTA_ROWS, S
 from blockscale.kernels.parts.group_order import GRANULE
 from blockscale.kernels.parts.groups import ADDRESSES, COLUMNS, SIZES
 from blockscale.kernels.parts.staging import ROWS
-from blockscale.kernels.parts.store import Direct, Output, Quantised, Swapped
+from blockscale.kernels.parts.store import Direct, Output, Quantised, Swapped, Words
 
 QUANTISED_GATES = 32  # columns at a time where a gate's result is quantised: 64 take more registers than there are
 
@@ -48,7 +48,7 @@ class GroupEpilogue(Epilogue):
         acc, groups, memory = c.acc, c.groups, c.memory.after_grids_before()
         way = self.way(c, memory)
         lanes = c.warp * ROWS
-        sums = acc.consumer()
+        sums, turn = acc.consumer(), Int32(0)
         index = c.first
         while index < groups.total:
             work = c.work(index)
@@ -56,16 +56,21 @@ class GroupEpilogue(Epilogue):
             acc.wait_full(sums)
             tensorcore.after_sync()
             address = c.accumulator(sums) + (lanes << 16)
-            whole = work.columns // self.columns
-            for i in cutlass.range(whole, unroll=1):
-                tile.through(address, i * self.columns, 0)
-            if cutlass.const_expr(self.out_dtype != "nvfp4" and self.columns > GRANULE):
-                rest = tile.by(GRANULE)
-                for i in cutlass.range((work.columns - whole * self.columns) // GRANULE, unroll=1):
-                    rest.through(address, whole * self.columns + i * GRANULE, 0)
+            self.leave(c, tile, address, work.columns, turn)
             self.release(acc, sums, warps)
-            sums = sums.next()
+            sums, turn = sums.next(), turn ^ 1
             index = index + c.stride
+
+    @cute.jit
+    def leave(self, c, tile, address, columns, turn):
+        """Columns of a tile, `self.columns` at a time. turn: 0 and 1, tile by tile."""
+        whole = columns // self.columns
+        for i in cutlass.range(whole, unroll=1):
+            tile.through(address, i * self.columns, 0)
+        if cutlass.const_expr(self.out_dtype != "nvfp4" and self.columns > GRANULE):
+            rest = tile.by(GRANULE)
+            for i in cutlass.range((columns - whole * self.columns) // GRANULE, unroll=1):
+                rest.through(address, whole * self.columns + i * GRANULE, 0)
 
     def way(self, c: Any, memory: Any) -> Way:
         """What is the same for all tiles, and in the place of what is not, anything."""
@@ -147,15 +152,20 @@ class GroupSwapped(Swapped):
         each = 4 // out.nbytes
         if self.column < out.n:
             if left >= len(words) * each:
-                for i in cutlass.range_constexpr(len(words)):
-                    whole(words[i], [address + (i * each + j) * pitch for j in range(each)])
+                whole(words, address, pitch, each)
             else:
                 out.elements(words, address, pitch, left)
         return slot
 
 
-def whole(word: Int32, addresses: list[Int64]) -> None:
-    """A word, or the low half and the high half of it, to these addresses."""
+def whole(words: Words, address: Int64, pitch: Int64, each: int) -> None:
+    """Words, or the low half and the high half of each, `pitch` bytes apart. A loop of Python's: the compiler warns of
+    one of its own that has 64 turns."""
+    for i, word in enumerate(words):
+        _whole(word, [address + (i * each + j) * pitch for j in range(each)])
+
+
+def _whole(word: Int32, addresses: list[Int64]) -> None:
     if len(addresses) == 1:
         cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[addresses[0], word])
     else:

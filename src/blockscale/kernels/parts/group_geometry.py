@@ -5,9 +5,9 @@ Pure arithmetic, without the compiler, so that whoever chooses a configuration c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from blockscale.kernels.parts.geometry import ATOM_BYTES, CTA_ROWS, STEPS, TILE_K, TMEM_COLUMNS, Geometry
+from blockscale.kernels.parts.geometry import ATOM_BYTES, CTA_ROWS, STEPS, TILE_K, TMEM_COLUMNS, Geometry, Shape
 
 MOST_GROUPS = 512  # of a launch
 TABLE_BYTES = 5 * 4 * MOST_GROUPS  # of shared memory: five numbers a group, see parts/groups.py
@@ -23,10 +23,25 @@ class GroupGeometry(Geometry):
     Args:
         panels: pieces of a of 128 rows that a CTA multiplies by the same piece of b: with 2, those of a gate and those
             of what it is multiplied by.
+        split: parts of k that a tile is computed in, 1 or 2, each by a CTA or a pair of its own, all in a cluster.
     """
 
-    staging: int = TABLE_BYTES
+    staging: int = field(default=0, init=False)
     panels: int = 1
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "staging", TABLE_BYTES + self.sums_bytes)
+
+    @property
+    def shape(self) -> Shape:
+        """The cluster's: parts of k lie along x too."""
+        return self.ctas * self.split, 1
+
+    @property
+    def sums_bytes(self) -> int:
+        """Room for what the other part hands over: half of a tile's columns, up to whole sixteens, in fp32."""
+        return 0 if self.split == 1 else -(-self.tile_n // 32) * 16 * CTA_ROWS * 4
 
     @property
     def piece(self) -> int:

@@ -27,7 +27,7 @@ ATOMS = 2  # the dimension of scales along which the boxes of a slot lie
 
 
 def shared_memory(g: GroupGeometry) -> Any:
-    """Barriers, the address of tensor memory, the table of groups, slots of operands.
+    """Barriers, the address of tensor memory, the table of groups, sums of another part of k, slots of operands.
 
     Raises:
         AssertionError: `GroupGeometry` counts otherwise.
@@ -41,11 +41,15 @@ def shared_memory(g: GroupGeometry) -> Any:
         acc_empty: cute.struct.MemRange[Int64, g.accumulator_slots]
         tmem: Int32
         total: Int32
+        if g.split > 1:
+            parts: cute.struct.MemRange[Int64, 2]
         firsts: cute.struct.Align[cute.struct.MemRange[Int32, MOST_GROUPS], 1024]
         rows: cute.struct.MemRange[Int32, MOST_GROUPS]
         atoms: cute.struct.MemRange[Int32, MOST_GROUPS]
         numbers: cute.struct.MemRange[Int32, MOST_GROUPS]
         tiles: cute.struct.MemRange[Int32, MOST_GROUPS]
+        if g.split > 1:
+            sums: cute.struct.Align[cute.struct.MemRange[Uint8, g.sums_bytes], 1024]
         a: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.a_bytes], 1024]
         b: cute.struct.Align[cute.struct.MemRange[Uint8, g.slots * g.b_bytes], 1024]
         sfa: cute.struct.Align[cute.struct.MemRange[Int16, g.slots * g.sfa_bytes // 2], 1024]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from blockscale.config import Choice, Config, Reason
 from blockscale.families.sm100.grouped.constraints import HALVES, geometry_of, unfit
+from blockscale.kernels.parts.geometry import CTA_ROWS
 from blockscale.problem import GATED, NVFP4, GroupedProblem, Problem, Target
 
 MOST_SWAPPED = 384  # rows a group, on average, up to which weights are the kernel's rows
@@ -18,13 +19,14 @@ MOST_RANKED = 128  # groups that are put in order: the work grows with the squar
 CAPS = (32, 64, 128, 192, 256, 384)
 ROOM = 2  # times the mean rows of a group that a tile has columns for
 PAIR = 256
+LONG = 1024  # k from which on a part of it is worth the exchange of sums
 
 
 def choose(problem: Problem, target: Target) -> Choice | Reason:
     """The configuration for a problem that `unsupported` passes, or why there is none."""
     assert isinstance(problem, GroupedProblem)
     view, reasons = _View(problem, target), []
-    steps = [_swap, _rows, _columns, _accumulators, _order]
+    steps = [_swap, _rows, _columns, _split, _accumulators, _order]
     if problem.form != "list":
         steps.append(_launch)
     for decide in steps:
@@ -95,6 +97,20 @@ def _columns(view: _View) -> _Step:
 
 def _tile(view: _View, columns: int) -> Config:
     return view.with_(tile=(view.config.tile[0], columns)).config
+
+
+def _split(view: _View) -> _Step:
+    """Two parts of k where tiles are too few for the multiprocessors."""
+    problem, (rows, columns) = view.problem, view.config.tile
+    tiles = problem.groups * -(-problem.columns // rows) * -(-view.mean // columns)
+    busy = tiles * (rows // CTA_ROWS)
+    about = f"about {tiles} tiles for {view.target.sms} multiprocessors"
+    if not view.config.swap or 2 * busy > view.target.sms or problem.k < LONG:
+        return view, f"k whole: {about}, k = {problem.k}, swap {view.config.swap} (modelled)"
+    parts = view.with_(split=2)
+    if unfit(problem, view.target, parts.config) is not None:
+        return view, f"k whole: its parts have no room for their sums, or a gate ({about}) (derived)"
+    return parts, f"two parts of k, added in order: {about} (modelled)"
 
 
 def _accumulators(view: _View) -> _Step:

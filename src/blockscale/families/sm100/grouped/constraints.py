@@ -23,6 +23,7 @@ CODE_FIELDS: tuple[str, ...] = (
     "order",
     "raster",
     "pdl",
+    "split",
     "l2_a",
     "l2_b",
     "l2_scales",
@@ -32,6 +33,7 @@ ALLOWED: dict[str, Sequence[Any]] = {
     "accumulators": (1, 2),
     "order": ORDERS,
     "raster": ("m", "n"),
+    "split": (1, 2),
     "l2_a": HINTS,
     "l2_b": HINTS,
     "l2_scales": HINTS,
@@ -116,6 +118,12 @@ def _epilogue(problem: GroupedProblem, config: Config) -> Iterator[Reason]:
     if gated and not config.swap and config.tile[1] != HALVES:
         columns = f"{config.tile[1]} columns, expected {HALVES} beside {problem.activation!r} without swap"
         yield Reason("config.tile", f"{columns}: a half of them is an atom of scales")
+    if config.split > 1:
+        if not config.swap or gated:
+            beside = f"swap {config.swap} and {problem.activation}"
+            yield Reason("config.split", f"{config.split}, expected 1 beside {beside}: parts meet with swap, ungated")
+        elif config.read != Config.read:
+            yield Reason("config.read", f"{config.read}, expected {Config.read} beside split {config.split}")
     if quantised:
         if config.swap:
             yield Reason("config.swap", "True, expected False for NVFP4 results: blocks run along the columns")
@@ -129,7 +137,9 @@ def _epilogue(problem: GroupedProblem, config: Config) -> Iterator[Reason]:
 def geometry_of(problem: GroupedProblem, target: Target, config: Config) -> GroupGeometry:
     """The sizes of a tile and its stages; of use once `_values` has passed."""
     panels = 2 if problem.activation in GATED and config.swap else 1
-    return GroupGeometry(config.tile, config.stages, config.accumulators, target.smem, panels=panels)
+    return GroupGeometry(
+        config.tile, config.stages, config.accumulators, target.smem, panels=panels, split=config.split
+    )
 
 
 def tile_shape(problem: GroupedProblem, config: Config) -> tuple[int, int]:
@@ -152,5 +162,5 @@ def most_tiles(problem: GroupedProblem, config: Config) -> int:
 
 def most_ctas(problem: GroupedProblem, target: Target, config: Config) -> int:
     """CTAs of a launch: one a multiprocessor, or as many as `config` says, but no more than have a tile."""
-    pair = config.tile[0] // CTA_ROWS
-    return min(most_tiles(problem, config) * pair, config.ctas or target.sms)
+    each = config.tile[0] // CTA_ROWS * config.split
+    return min(most_tiles(problem, config) * each, config.ctas or target.sms)

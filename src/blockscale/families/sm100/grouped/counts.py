@@ -19,8 +19,8 @@ class Counts:
     Attributes:
         work: rows x columns that instructions multiply, over those of the groups.
         weights: bytes of codes and scales of weights that copies bring, over those of the groups that have rows.
-        tiles, most: tiles of all pairs or single CTAs, and of the one that has most. ideal: the mean, if all
-            multiprocessors had as many.
+        tiles, most: tiles of all single CTAs, pairs or clusters of parts, and of the one that has most. ideal: the
+            mean, if all multiprocessors had as many.
     """
 
     work: float
@@ -50,6 +50,6 @@ def count(problem: GroupedProblem, config: Config, sizes: Sequence[int], sms: in
         work += down * shape[0] * widths * folds
         weights += (across if config.swap else down) * problem.n
         tiles += down * across
-    in_flight = min((config.ctas or sms), sms) // (config.tile[0] // CTA_ROWS)
+    in_flight = min((config.ctas or sms), sms) // (config.tile[0] // CTA_ROWS * config.split)
     useful = sum(some) * problem.n
     return Counts(work / useful, weights / (len(some) * problem.n), tiles, -(-tiles // in_flight), tiles / in_flight)

@@ -7,8 +7,8 @@ from typing import Any
 
 from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
-from blockscale.families.sm90.constraints import CALL_FIELDS
-from blockscale.families.sm90.grouped.choice import most_blocks
+from blockscale.families.sm90.constraints import GROUP
+from blockscale.families.sm90.grouped.choice import FINISHERS, ctas, most_blocks
 from blockscale.families.sm90.launch import ACTIVATION, LAYOUTS, premature, tensors
 from blockscale.families.sm90.launch import ENTRY as SINGLE
 from blockscale.formats import fragment
@@ -30,22 +30,27 @@ __all__ = [
     "values",
 ]
 
-KERNEL = "blockscale.kernels.sm90_grouped"
-CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "k_warps", "chunk", "buffers")
+KERNEL = "blockscale.kernels.hopper_groups"
+CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "accumulators", "pdl", "wgmma", "k_warps", "chunk", "buffers")
+CALL_FIELDS: tuple[str, ...] = ("ctas",)
 _MORE: Mapping[str, str] = dict.fromkeys(("experts", "alphas", "biases", "ends", "blocks"), "int32")
 ENTRY = Entry(pointers={**SINGLE.pointers, "groups": Pointer("int32")}, values={**SINGLE.values, **_MORE})
 
 
 def kernel(problem: Problem, target: Target, config: Config) -> Any:
     """The kernel, to be traced with `ENTRY`. Imports the compiler."""
-    from blockscale.kernels import sm90_grouped
+    from blockscale.kernels import hopper_groups
 
     assert isinstance(problem, GroupedProblem)
-    build: Any = sm90_grouped.Sm90GroupedGemm  # of modules without types
+    build: Any = hopper_groups.Sm90GroupedGemm  # of modules without types
+    wide: Any = hopper_groups.Sm90ExpertGemm
     tokens, rows = config.tile
     of = {"a_dtype": problem.a, "out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
-    rings = {"depth": config.stages, "buffers": config.buffers, "chunk": config.chunk, "pdl": config.pdl}
-    return build(tokens, form=problem.form, row_warps=rows // ROWS, k_warps=config.k_warps, **rings, **of)
+    rings = {"depth": config.stages, "buffers": config.buffers, "pdl": config.pdl, "form": problem.form}
+    if config.wgmma:
+        groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "kept": config.accumulators}
+        return wide(tokens, finishers=FINISHERS, **groups, **rings, **of)
+    return build(tokens, row_warps=rows // ROWS, k_warps=config.k_warps, chunk=config.chunk, **rings, **of)
 
 
 def sizes(problem: Problem, ld_out: int) -> dict[str, int]:
@@ -77,5 +82,5 @@ def values(problem: Problem, target: Target, config: Config, ld_out: int) -> dic
         "alphas": problem.alphas,
         "biases": problem.biases,
         "ends": int(problem.ends),
-        "blocks": most_blocks(problem, config),
+        "blocks": ctas(problem, target, config) if config.wgmma else most_blocks(problem, config),
     }
