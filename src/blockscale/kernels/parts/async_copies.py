@@ -23,6 +23,16 @@ def copy_bulk(target: Int32, source: Int64, nbytes: Int32, barrier: Int32) -> No
     )
 
 
+def ask_l2(source: Int64, nbytes: Int32) -> None:
+    """A multiple of 16 bytes at a multiple of 16 to L2: a hint, which reads nothing as far as the program can tell."""
+    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, nbytes])
+
+
+def prefetch_bulk(source: Int64, nbytes: int) -> None:
+    """Asks L2 for a multiple of 16 bytes."""
+    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, Int32(nbytes)])
+
+
 def commit() -> None:
     """Closes the thread's group of `copy_16`."""
     cute.arch.cp_async_commit_group()
@@ -39,6 +49,10 @@ def clear_16(target: Int32) -> None:
 
 def store_fp32(target: Int32, value: Float32) -> None:
     cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[target, value])
+
+
+def store_fp32x4(target: Int32, x: Float32, y: Float32, z: Float32, w: Float32) -> None:
+    cute.arch.inline_ptx("st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[target, x, y, z, w])
 
 
 def load_fp32(source: Int32) -> Float32:
@@ -72,11 +86,13 @@ def load_fp32x4(source: Int32) -> Any:
     )
 
 
-def load_peer_fp32x4(source: Int32, rank: Int32) -> Any:
-    """What the CTA of that rank in the cluster has where this CTA has `source`."""
+def peer(address: Int32, rank: Int32) -> Int32:
+    """Where the CTA of that rank in the cluster has what this CTA has at `address` (shared::cluster)."""
     return cute.arch.inline_ptx(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, {$r0}, {$r1}; "
-        "ld.shared::cluster.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [there]; }",
-        write_only_types=[Float32] * 4,
-        read_only_args=[source, rank],
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[address, rank]
     )
+
+
+def store_peer_fp32(target: Int32, value: Float32) -> None:
+    """To an address that `peer` gave."""
+    cute.arch.inline_ptx("st.shared::cluster.f32 [{$r0}], {$r1};", read_only_args=[target, value])

@@ -30,6 +30,26 @@ def warp_bytes(tokens: int, depth: int) -> int:
     return round_up(max((depth + 1) * UNIT_BYTES, sum_bytes(tokens)), 128)
 
 
-def of_groups(tokens: int, warps: int, depth: int, buffers: int) -> int:
-    """The bytes of all: what is the warps' own, then activations."""
-    return round_up(GROUPS_HEAD + warps * warp_bytes(tokens, depth), 1024) + buffers * tokens * DEPTH * 2
+def group_sums(tokens: int, warps: int, split: int) -> int:
+    """Of a CTA's sums where they do not take the place of weights, since other CTAs of its cluster send theirs."""
+    return warps * sum_bytes(tokens) if split > 1 else 0
+
+
+def of_groups(tokens: int, warps: int, depth: int, buffers: int, split: int = 1) -> int:
+    """The bytes of all: what is the warps' own, sums of a cluster, then activations."""
+    own = warps * warp_bytes(tokens, depth) + group_sums(tokens, warps, split)
+    return round_up(GROUPS_HEAD + own, 1024) + buffers * tokens * DEPTH * 2
+
+
+REGISTER_TOKENS = 128  # up to so many, a thread has registers for a second set of sums
+
+
+def second_bytes(tokens: int, warps: int) -> int:
+    """Of the sums of chains where many tokens are multiplied: none where registers hold them."""
+    return 0 if tokens <= REGISTER_TOKENS else tokens * warps * ROWS * 4
+
+
+def of_prefill(tokens: int, warps: int, buffers: int) -> int:
+    """The bytes of all: sums of chains, then boxes of activations; in the end sums lie in their place."""
+    boxes = buffers * tokens * (DEPTH // 2) * 2
+    return GROUPS_HEAD + round_up(max(second_bytes(tokens, warps) + boxes, warps * sum_bytes(tokens)), 1024)
