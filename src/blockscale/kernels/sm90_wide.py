@@ -108,7 +108,7 @@ class Sm90GroupGemm:
         self.warps = self.row_warps * k_groups
         self.threads = WARP * (self.warps + 1)
         self.rows = ROWS * self.row_warps
-        self.warp_bytes = warp_bytes(tokens, depth)
+        self.warp_bytes = warp_bytes(tokens, depth, split)
         self.smem_bytes = of_groups(tokens, self.warps, depth, buffers, split)
         self.own_sums = group_sums(tokens, self.warps, split)
         self.chain = CHAIN.get(k_groups * split, 0)

@@ -25,19 +25,20 @@ def of_warps(tokens: int, warps: int, chunk: int, buffers: int) -> tuple[int, in
     return activations, activations + buffers * tokens * (chunk + SKEW) * 2
 
 
-def warp_bytes(tokens: int, depth: int) -> int:
-    """A warp's own where warpgroups multiply: weights, later sums."""
-    return round_up(max((depth + 1) * UNIT_BYTES, sum_bytes(tokens)), 128)
+def warp_bytes(tokens: int, depth: int, split: int = 1) -> int:
+    """A warp's own where warpgroups multiply: weights, and later its sums, unless other CTAs of a cluster send some."""
+    own = 0 if split > 1 else sum_bytes(tokens)
+    return round_up(max((depth + 1) * UNIT_BYTES, own), 128)
 
 
 def group_sums(tokens: int, warps: int, split: int) -> int:
-    """Of a CTA's sums where they do not take the place of weights, since other CTAs of its cluster send theirs."""
+    """A CTA's sums, where they have a place of their own."""
     return warps * sum_bytes(tokens) if split > 1 else 0
 
 
 def of_groups(tokens: int, warps: int, depth: int, buffers: int, split: int = 1) -> int:
     """The bytes of all: what is the warps' own, sums of a cluster, then activations."""
-    own = warps * warp_bytes(tokens, depth) + group_sums(tokens, warps, split)
+    own = warps * warp_bytes(tokens, depth, split) + group_sums(tokens, warps, split)
     return round_up(GROUPS_HEAD + own, 1024) + buffers * tokens * DEPTH * 2
 
 
