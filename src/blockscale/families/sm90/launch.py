@@ -57,7 +57,8 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     rings = {"depth": config.stages, "buffers": config.buffers, **early}
     if config.wgmma:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
-        return wide(tokens, **groups, **rings, **of)
+        _, share = config.cluster or (1, 1)
+        return wide(tokens, **groups, share=share, **rings, **of)
     return narrow(tokens, row_warps=rows // ROWS, k_warps=config.k_warps, chunk=config.chunk, **rings, **of)
 
 
