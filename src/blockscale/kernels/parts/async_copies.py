@@ -5,7 +5,7 @@ Addresses are integers: of shared memory 32 bits, of global memory 64.
 
 from typing import Any
 
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, cute
 
 
 def copy_16(target: Int32, source: Int64, there: Boolean) -> None:
@@ -26,11 +26,6 @@ def copy_bulk(target: Int32, source: Int64, nbytes: Int32, barrier: Int32) -> No
 def ask_l2(source: Int64, nbytes: Int32) -> None:
     """A multiple of 16 bytes at a multiple of 16 to L2: a hint, which reads nothing as far as the program can tell."""
     cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, nbytes])
-
-
-def prefetch_bulk(source: Int64, nbytes: int) -> None:
-    """Asks L2 for a multiple of 16 bytes."""
-    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, Int32(nbytes)])
 
 
 def commit() -> None:
@@ -91,6 +86,37 @@ def peer(address: Int32, rank: Int32) -> Int32:
     return cute.arch.inline_ptx(
         "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[address, rank]
     )
+
+
+def load_peer_fp32x4(source: Int32) -> Any:
+    """From an address that `peer` gave."""
+    return cute.arch.inline_ptx(
+        "ld.shared::cluster.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Float32] * 4,
+        read_only_args=[source],
+    )
+
+
+def packed(low: Float32, high: Float32, dtype: Any) -> Int32:
+    """Two numbers as a word of two of `dtype`, 16 bits each."""
+    kind = "bf16" if dtype is BFloat16 else "f16"
+    return cute.arch.inline_ptx(
+        f"cvt.rn.{kind}x2.f32 {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Int32], read_only_args=[high, low]
+    )
+
+
+def store_matrices_turned(target: Int32, words: list[Int32]) -> None:
+    """Four matrices of 8 x 8 numbers of 16 bits, a word of each a lane, transposed; lane 8i + r gives the address of row
+    r of what becomes of matrix i (PTX: stmatrix)."""
+    cute.arch.inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[target, *words],
+    )
+
+
+def store_16(target: Int64, words: Any) -> None:
+    """Four words to global memory."""
+    cute.arch.inline_ptx("st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[target, *words])
 
 
 def store_peer_fp32(target: Int32, value: Float32) -> None:

@@ -42,15 +42,24 @@ def of_groups(tokens: int, warps: int, depth: int, buffers: int, split: int = 1)
     return round_up(GROUPS_HEAD + own, 1024) + buffers * tokens * DEPTH * 2
 
 
-REGISTER_TOKENS = 128  # up to so many, a thread has registers for a second set of sums
+REGISTER_TOKENS, REGISTER_WARPS = 128, 8  # up to so many, a thread has registers for a second set of sums
+VECTOR_BYTES = 16
 
 
 def second_bytes(tokens: int, warps: int) -> int:
     """Of the sums of chains where many tokens are multiplied: none where registers hold them."""
-    return 0 if tokens <= REGISTER_TOKENS else tokens * warps * ROWS * 4
+    return 0 if tokens <= REGISTER_TOKENS and warps <= REGISTER_WARPS else tokens * warps * ROWS * 4
 
 
-def of_prefill(tokens: int, warps: int, buffers: int) -> int:
-    """The bytes of all: sums of chains, then boxes of activations; in the end sums lie in their place."""
+def result_pitch(rows: int, size: int) -> int:
+    """Bytes from one token's results to the next, so that a warp's stores meet no bank twice."""
+    return rows * size + VECTOR_BYTES
+
+
+def of_prefill(tokens: int, warps: int, buffers: int, split: int, size: int) -> int:
+    """The bytes of all: sums of chains, then boxes of activations; in the end results of `size` bytes, and before
+    these the sums that another CTA finishes, lie in their place."""
     boxes = buffers * tokens * (DEPTH // 2) * 2
-    return GROUPS_HEAD + round_up(max(second_bytes(tokens, warps) + boxes, warps * sum_bytes(tokens)), 1024)
+    exchanged = tokens // 2 * warps * ROWS * 4 if split > 1 else 0
+    results = exchanged + tokens // split * result_pitch(warps * ROWS, size)
+    return GROUPS_HEAD + round_up(max(second_bytes(tokens, warps) + boxes, results), 1024)
