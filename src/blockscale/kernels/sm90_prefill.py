@@ -294,7 +294,7 @@ class Sm90PrefillGemm:
     @cute.jit
     def multiply(self, c, tile):
         """The warpgroup's part of the tile whose units begin at address `tile`; its sums."""
-        lane, warp, activations, count = c.lane, c.warp, c.activations, c.count
+        activations, count = c.activations, c.count
         rNext = cute.make_rmem_tensor(weights.WORDS, Int32)
         self.load(rNext, c, tile, Int32(0))
         shape = 64, self.tokens, 16

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockscale.config import Choice, Config, Reason
+from blockscale.families.sm90 import prefill
 from blockscale.families.sm90.constraints import GROUP, unfit
 from blockscale.formats.fragment import DEPTH, ROWS
 from blockscale.problem import Problem, Target
@@ -64,6 +65,9 @@ EXPAND_FROM = 4096  # rows from which expanding the weight and torch's matmul ar
 def choose(problem: Problem, target: Target) -> Choice | Reason:
     """The configuration for a problem that `unsupported` passes, or why there is none."""
     rows = INVARIANT if problem.invariant else problem.m * problem.batch
+    if rows >= prefill.LEAST:
+        many = prefill.choose(problem, target)
+        return Choice(many.config, (*_expanded(problem), *many.reasons))
     most = max(p.rows for p in PRESETS)
     tokens = next((p.rows for p in PRESETS if rows <= p.rows), most)
     found = [p for p in PRESETS if p.rows == tokens and problem.k >= p.k]
@@ -94,7 +98,7 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
 
 def candidates() -> tuple[Config, ...]:
     """Those that a measurement compares."""
-    return tuple(preset.config for preset in PRESETS)
+    return (*(preset.config for preset in PRESETS), *prefill.PRESETS)
 
 
 def _expanded(problem: Problem) -> tuple[str, ...]:

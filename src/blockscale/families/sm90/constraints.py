@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from blockscale.config import Config, Reason
+from blockscale.families.sm90 import prefill
 from blockscale.formats.fragment import DEPTH, ROWS
 from blockscale.kernels.parts import chains, hopper_memory
-from blockscale.problem import NVFP4, Problem, Target
+from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = (
     *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "cluster", "chunk", "buffers"),
@@ -36,6 +37,8 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 
 def unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem, or None."""
+    if prefill.serves(config):
+        return prefill.unbuildable(config, target)
     tokens, rows = config.tile
     unit = GROUP * ROWS if config.wgmma else ROWS
     allowed = TOKENS[config.wgmma]
@@ -112,6 +115,8 @@ def warps(config: Config) -> int:
 
 def smem(config: Config) -> int:
     """Bytes of shared memory."""
+    if prefill.serves(config):
+        return prefill.smem(config, max(OUT_BYTES.values()))
     tokens = config.tile[0]
     assert config.stages is not None
     assert config.buffers is not None

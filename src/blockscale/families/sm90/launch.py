@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
+from blockscale.families.sm90 import prefill
 from blockscale.families.sm90.constraints import GROUP
 from blockscale.formats import fragment
 from blockscale.formats.fragment import ROWS
@@ -55,6 +56,8 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     of = {"a_dtype": problem.a, "out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
     early = {"pdl": config.pdl, "ahead": config.ahead, "prefetch": config.prefetch}
     rings = {"depth": config.stages, "buffers": config.buffers, **early}
+    if prefill.serves(config):
+        return prefill.kernel(config, **of)
     if config.wgmma:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
         _, share = config.cluster or (1, 1)

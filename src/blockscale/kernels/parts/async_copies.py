@@ -106,8 +106,8 @@ def packed(low: Float32, high: Float32, dtype: Any) -> Int32:
 
 
 def store_matrices_turned(target: Int32, words: list[Int32]) -> None:
-    """Four matrices of 8 x 8 numbers of 16 bits, a word of each a lane, transposed; lane 8i + r gives the address of row
-    r of what becomes of matrix i (PTX: stmatrix)."""
+    """Four matrices of 8 x 8 numbers of 16 bits, a word of each a lane, transposed; lane 8i + r gives the address of
+    row r of what becomes of matrix i (PTX: stmatrix)."""
     cute.arch.inline_ptx(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[target, *words],

@@ -1,8 +1,8 @@
 """The end of a product whose sums lie in registers as wgmma leaves them: finished, turned, stored.
 
-A warp has 16 rows of b and tokens in groups of 8. Of each group a lane 4g + t has tokens 2t and 2t + 1 of row g, then of
-row g + 8 (PTX: wgmma, matrix D). Results lie with the tokens as rows. So each warp puts its results, in their own type,
-into shared memory, where those of a token follow one another, and threads write vectors from there.
+A warp has 16 rows of b and tokens in groups of 8. Of each group a lane 4g + t has tokens 2t and 2t + 1 of row g, then
+of row g + 8 (PTX: wgmma, matrix D). Results lie with the tokens as rows: so each warp puts its own, in their type, into
+shared memory, where those of a token follow one another, and threads write vectors from there.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,124 @@
+"""Many rows of activations: what `kernels/sm90_prefill.py` can be built as, and which of that a product gets.
+
+`PRESETS` were measured; which of them is best for a product is derived: that with which the multiprocessors are done
+soonest, when a tile takes as long as its products and the same time more to begin and to end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockscale.config import Choice, Config, Reason
+from blockscale.formats.fragment import DEPTH, ROWS
+from blockscale.kernels.parts import hopper_memory
+from blockscale.problem import Problem, Target
+
+LEAST = 65  # rows of activations from which these kernels multiply
+TOKENS = range(96, 257, 16)  # rows of a that a CTA can take
+TILE_ROWS = (64, 128)
+GROUP = 4  # warps of a warpgroup
+BUFFERS = range(2, 17)
+PREFETCH = range(17)
+CLUSTERS = (None, (1, 2))
+MEASURED = "H200, 2026-11-30"
+
+
+def _preset(tokens: int, rows: int, buffers: int, *, split: int = 1, share: bool = False) -> Config:
+    cluster = (1, 2) if share else None
+    more = {"split": split, "cluster": cluster, "prefetch": 4}
+    return Config((tokens, rows), stages=1, pdl=True, wgmma=True, buffers=buffers, **more)
+
+
+PRESETS = (
+    _preset(128, 64, 8, split=2),
+    _preset(96, 128, 10, split=2),
+    _preset(128, 128, 8, split=2),
+    _preset(192, 128, 5, split=2),
+    _preset(128, 128, 8, share=True),
+    _preset(192, 128, 5, share=True),
+    _preset(256, 128, 3, share=True),
+)
+CTA_COST = 1 << 26  # products of a weight and an activation that take as long as a CTA's beginning and end
+LEAST_ROWS = 96  # a tile takes the time of as many rows at least: activations have to come from L2
+
+
+def serves(config: Config) -> bool:
+    """Whether a configuration of the family is one of these."""
+    return config.wgmma and config.tile[0] >= min(TOKENS)
+
+
+def unbuildable(config: Config, target: Target) -> Reason | None:
+    """Why there can be no such kernel, for any problem, or None."""
+    tokens, rows = config.tile
+    fixed = (("stages", 1), ("k_warps", 1), ("chunk", None))
+    for name, only in fixed:
+        if getattr(config, name) != only:
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected {only} with tiles of {tokens} rows")
+    allowed = (("split", (1, 2)), ("cluster", CLUSTERS), ("buffers", BUFFERS), ("prefetch", PREFETCH))
+    for name, values in allowed:
+        if getattr(config, name) not in values:
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {', '.join(map(str, values))}")
+    if tokens not in TOKENS:
+        return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, TOKENS))}")
+    if rows not in TILE_ROWS:
+        return Reason("config.tile", f"{rows} columns, expected one of {', '.join(map(str, TILE_ROWS))}")
+    if config.split > 1 and config.cluster is not None:
+        return Reason("config.cluster", f"{config.cluster}, expected None where CTAs share k")
+    if config.ahead and not config.pdl:
+        return Reason("config.ahead", "True, expected False without pdl")
+    needed = smem(config, 4)
+    if needed > target.smem:
+        return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
+    return None
+
+
+def smem(config: Config, out_bytes: int) -> int:
+    """Bytes of shared memory, with results of so many bytes each."""
+    tokens, rows = config.tile
+    assert config.buffers is not None
+    return hopper_memory.of_prefill(tokens, rows // ROWS, config.buffers, config.split, out_bytes)
+
+
+def kernel(config: Config, **of: str | None) -> Any:
+    """The kernel, of these types and this bias and activation. Imports the compiler."""
+    from blockscale.kernels import sm90_prefill
+
+    build: Any = sm90_prefill.Sm90PrefillGemm  # of modules without types
+    (tokens, rows), (_, share) = config.tile, config.cluster or (1, 1)
+    shape = {"row_groups": rows // (GROUP * ROWS), "share": share, "split": config.split}
+    early = {"pdl": config.pdl, "ahead": config.ahead, "prefetch": config.prefetch}
+    return build(tokens, **shape, **early, buffers=config.buffers, **of)
+
+
+def choose(problem: Problem, target: Target) -> Choice:
+    """The configuration for a problem of many rows."""
+    config = min(PRESETS, key=lambda preset: _cost(preset, problem, target))
+    (tokens, rows), ctas, waves = config.tile, _ctas(config, problem), _waves(config, problem, target)
+    together = f"k between {config.split} CTAs" if config.split > 1 else "2 CTAs fetch activations for one another"
+    reasons = (
+        f"tiles of {tokens} rows of activations by {rows} of the weight, {together}: {ctas} CTAs for {target.sms} "
+        f"multiprocessors, {waves} wave{'s' * (waves != 1)}: done soonest (derived)",
+        f"{config.buffers} boxes of {tokens} x {DEPTH // 2} activations, L2 is asked for weights {config.prefetch} "
+        f"units of {DEPTH} ahead ({MEASURED})",
+        "pdl: a CTA is there when the work ahead in the stream ends; it touches nothing before that",
+    )
+    return Choice(config, reasons)
+
+
+def _ctas(config: Config, problem: Problem) -> int:
+    tokens, rows = config.tile
+    blocks = -(-problem.n // rows)
+    if config.cluster is not None:
+        blocks += blocks % 2
+    return blocks * -(-problem.m * problem.batch // tokens) * config.split
+
+
+def _waves(config: Config, problem: Problem, target: Target) -> int:
+    """CTAs that the busiest multiprocessor runs, one after the other."""
+    return -(-_ctas(config, problem) // target.sms)
+
+
+def _cost(config: Config, problem: Problem, target: Target) -> float:
+    """Products that the busiest multiprocessor computes, and those for which its CTAs' beginnings and ends stand."""
+    tokens, rows = config.tile
+    return _waves(config, problem, target) * (tokens * max(rows, LEAST_ROWS) * problem.k / config.split + CTA_COST)
