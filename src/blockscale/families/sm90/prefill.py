@@ -24,9 +24,8 @@ MEASURED = "H200, 2026-11-30"
 
 
 def _preset(tokens: int, rows: int, buffers: int, *, split: int = 1, share: bool = False) -> Config:
-    cluster = (1, 2) if share else None
-    more = {"split": split, "cluster": cluster, "prefetch": 4}
-    return Config((tokens, rows), stages=1, pdl=True, wgmma=True, buffers=buffers, **more)
+    tile, cluster = (tokens, rows), ((1, 2) if share else None)
+    return Config(tile, stages=1, pdl=True, wgmma=True, buffers=buffers, split=split, cluster=cluster, prefetch=4)
 
 
 PRESETS = (
