@@ -35,7 +35,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Float64, Int16, Int32, Int64, Uint8, cute
+from cutlass import Float32, Float64, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -64,8 +64,7 @@ class Context:
     first: Int32  # unit of the CTA's part of k
     count: Int32  # of units
     start: Int32  # where in these the CTA begins
-    rank: Int32  # of the CTA among those that share k
-    sharer: Int32  # of the CTA among those that share activations
+    rank: Int32  # of the CTA in its cluster
     activations: Ring
     map: cpasync.TmaInfo
     smem: Any
@@ -96,8 +95,6 @@ class Sm90GroupGemm:
         pdl=False,
         ahead=False,
         prefetch=0,
-        share=1,
-        resident=1,
         a_dtype="bf16",
         out_dtype="bf16",
         bias=None,
@@ -105,7 +102,6 @@ class Sm90GroupGemm:
     ):
         self.tokens, self.k_groups, self.split, self.depth = tokens, k_groups, split, depth
         self.buffers, self.pdl, self.ahead, self.prefetch = buffers, pdl, ahead, prefetch
-        self.share, self.resident = share, resident
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
         self.bias, self.activation = bias, activation
         self.row_warps = GROUP * row_groups
@@ -115,7 +111,6 @@ class Sm90GroupGemm:
         self.warp_bytes = warp_bytes(tokens, depth, split)
         self.smem_bytes = of_groups(tokens, self.warps, depth, buffers, split)
         self.own_sums = group_sums(tokens, self.warps, split)
-        self.ctas = split * share  # of a cluster
         self.chain = CHAIN.get(k_groups * split, 0)
 
     def __repr__(self):
@@ -146,16 +141,14 @@ class Sm90GroupGemm:
         rows = cute.make_layout((m, k), stride=(cute.assume(ld_a, 8), 1))
         pointer = cute.make_ptr(self.dtype, a.toint(), cute.AddressSpace.gmem, assumed_align=16)
         box = cute.select(self.boxes(1), mode=[0, 1])
-        several = self.share > 1
-        copy = cpasync.CopyBulkTensorTileG2SMulticastOp() if several else cpasync.CopyBulkTensorTileG2SOp()
+        copy = cpasync.CopyBulkTensorTileG2SOp()
         map_a = cpasync.make_tiled_tma_atom(copy, cute.make_tensor(pointer, rows), box, (self.tokens, HALF))
         self.kernel(map_a, b, out, bias, (unit, alpha), factor, (m, n, k), ld_out).launch(
-            grid=[self.ctas * cute.ceil_div(n, self.rows * self.share), cute.ceil_div(m, self.tokens), 1],
+            grid=[self.split * cute.ceil_div(n, self.rows), cute.ceil_div(m, self.tokens), 1],
             block=[self.threads, 1, 1],
-            cluster=[self.ctas, 1, 1],
+            cluster=[self.split, 1, 1],
             smem=self.smem_bytes,
-            min_blocks_per_mp=self.resident,
-            preferred_smem_carveout=100 if self.resident > 1 else None,
+            min_blocks_per_mp=1,
             use_pdl=self.pdl,
             stream=stream,
         )
@@ -174,11 +167,12 @@ class Sm90GroupGemm:
     ):
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.split > 1):
+            cute.arch.cluster_arrive_relaxed()
         m, n, k = size
         thread, _, _ = cute.arch.thread_idx()
         block, token_block, _ = cute.arch.block_idx()
-        rank, sharer = block % self.split, block // self.split % self.share
-        row_block = block // self.ctas * self.share + sharer
+        rank, row_block = block % self.split, block // self.split
         warp = cute.arch.make_warp_uniform(thread // WARP)
         smem = self.shared_memory()
         units = cute.ceil_div(k, DEPTH)
@@ -190,9 +184,8 @@ class Sm90GroupGemm:
             token=token_block * self.tokens,
             first=rank * share,
             count=count,
-            start=row_block // self.share % cutlass.max(count, 1),
+            start=row_block % cutlass.max(count, 1),
             rank=rank,
-            sharer=sharer,
             activations=self.ring(smem),
             map=map_a,
             smem=smem,
@@ -201,8 +194,6 @@ class Sm90GroupGemm:
         if warp < self.warps:
             tile = cutlass.min(row_block * self.row_warps + warp % self.row_warps, cute.ceil_div(n, ROWS) - 1)
             part = b.toint() + (Int64(tile) * units + c.first) * UNIT_BYTES
-            if cutlass.const_expr(self.ctas > 1):
-                cute.arch.cluster_arrive_relaxed()
             if cutlass.const_expr(self.prefetch > 0):
                 self.ask_l2(c, part)
             if cutlass.const_expr(self.pdl and not self.ahead):
@@ -213,17 +204,14 @@ class Sm90GroupGemm:
             with cute.arch.elect_one():
                 c.activations.initialise()
             cute.arch.mbarrier_init_fence()
-            if cutlass.const_expr(self.ctas > 1):
-                cute.arch.cluster_arrive()
-            if cutlass.const_expr(self.share > 1):
-                cute.arch.cluster_wait()  # the others' barriers are there
             cute.arch.barrier_arrive(barrier_id=READY, number_of_threads=self.threads)
             if cutlass.const_expr(self.pdl):
                 cute.arch.griddepcontrol_wait()
             self.fetch(c)
             for i, value in enumerate(Alpha(factors, factor * weights.FACTOR).load()):
                 async_copies.store_fp32(smem.alpha.data_ptr().toint() + 4 * i, value)
-            self.meet()
+            if cutlass.const_expr(self.split > 1):
+                cute.arch.cluster_wait()
         self.sync_cluster()
         if cutlass.const_expr(self.ahead):
             cute.arch.griddepcontrol_wait()
@@ -251,7 +239,7 @@ class Sm90GroupGemm:
     def ring(self, smem):
         full, empty = smem.full.data_ptr(), smem.empty.data_ptr()
         copied = self.tokens * DEPTH * 2
-        return Ring("activations", full, empty, self.buffers, fills=1, empties=self.row_warps, total=self.row_warps * self.share, copied=copied)
+        return Ring("activations", full, empty, self.buffers, fills=1, empties=self.row_warps, copied=copied)
 
     def boxes(self, count):
         """(tokens, k, boxes) of activations in shared memory."""
@@ -266,17 +254,11 @@ class Sm90GroupGemm:
 
     @cute.jit
     def sync_cluster(self):
-        if cutlass.const_expr(self.ctas > 1):
+        if cutlass.const_expr(self.split > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
-
-    @cute.jit
-    def meet(self):
-        """The others of the cluster are there, if that is not known yet."""
-        if cutlass.const_expr(self.share == 1 and self.split > 1):
-            cute.arch.cluster_wait()
 
     @cute.jit
     def ask_l2(self, c, part):
@@ -307,8 +289,6 @@ class Sm90GroupGemm:
         rSums.fill(0.0)
         rTotal.fill(0.0)
         mma.set(warpgroup.Field.ACCUMULATE, True)
-        if cutlass.const_expr(self.share > 1):
-            cute.arch.cluster_wait()
         cute.arch.barrier(barrier_id=READY, number_of_threads=self.threads)
         slot, before = self.first_slot(activations, k_group), activations.consumer()
         unit, chain = k_group, Int32(0)
@@ -332,7 +312,7 @@ class Sm90GroupGemm:
                 warpgroup.wait_group(1)  # the half before this one is multiplied
                 if cutlass.const_expr(half == 0):  # noqa: SIM102 (decided while tracing)
                     if unit >= self.k_groups:
-                        self.give_back(c, before)
+                        activations.arrive_empty(before, range(self.row_warps))
             before = slot
             for _ in cutlass.range_constexpr(self.k_groups):
                 slot = slot.next()
@@ -342,20 +322,9 @@ class Sm90GroupGemm:
             add_up(_flat(rTotal), _flat(rSums))
         async_copies.wait(0)
         cute.arch.sync_warp()
-        self.meet()
-        self.sums(c.smem).keep(_flat(rTotal), warp, lane, c.rank, c.sharer * self.split)
-
-    @cute.jit
-    def give_back(self, c, slot):
-        """This warp's arrivals at `empty` of every CTA that fetches into its slot."""
-        activations = c.activations
-        if cutlass.const_expr(self.share == 1):
-            activations.arrive_empty(slot, range(self.row_warps))
-        else:
-            activations.traced["empties"] += self.row_warps
-            cute.arch.sync_warp()
-            if c.lane < self.share:
-                cute.arch.mbarrier_arrive(activations.empty + slot.index, c.rank + c.lane * self.split)
+        if cutlass.const_expr(self.split > 1):
+            cute.arch.cluster_wait()  # the others are there
+        self.sums(c.smem).keep(_flat(rTotal), warp, lane, c.rank)
 
     @cute.jit
     def first_slot(self, activations, k_group):
@@ -391,12 +360,8 @@ class Sm90GroupGemm:
                 target, source = cpasync.tma_partition(
                     c.map.atom, 0, cute.make_layout(1), cute.group_modes(c.boxes, 0, 2), cute.group_modes(gBox, 0, 2)
                 )
-                barrier, box = activations.copy_barrier(slot, self.tokens * DEPTH), 2 * slot.index + half
-                if cutlass.const_expr(self.share == 1):
-                    cute.copy(c.map.atom, source, target[None, box], tma_bar_ptr=barrier)
-                elif c.sharer == half:
-                    mask = Int16(sum(1 << self.split * i for i in range(self.share)) << c.rank)
-                    cute.copy(c.map.atom, source, target[None, box], tma_bar_ptr=barrier, mcast_mask=mask)
+                barrier = activations.copy_barrier(slot, self.tokens * DEPTH)
+                cute.copy(c.map.atom, source, target[None, 2 * slot.index + half], tma_bar_ptr=barrier)
             slot = slot.next()
 
 

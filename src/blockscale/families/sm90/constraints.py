@@ -9,7 +9,7 @@ from blockscale.kernels.parts import chains, hopper_memory
 from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = (
-    *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "cluster", "chunk", "buffers"),
+    *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "chunk", "buffers"),
 )
 CALL_FIELDS: tuple[str, ...] = ()
 
@@ -19,7 +19,6 @@ MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetche
 STAGES = range(1, 9)
 BUFFERS = range(1, 17)
 SPLITS = (1, 2)
-CLUSTERS: dict[bool, tuple[tuple[int, int] | None, ...]] = {False: (None,), True: (None, (1, 2))}  # by `wgmma`
 PREFETCH = range(17)  # units of a warp that L2 is asked for before the kernel ahead has ended
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
 
@@ -49,9 +48,6 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
     most = MOST_WARPS[config.wgmma]
     if config.k_warps < 1 or warps(config) > most:
         return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {most} in a CTA")
-    if config.cluster not in CLUSTERS[config.wgmma]:
-        expected = " or ".join(map(str, CLUSTERS[config.wgmma]))
-        return Reason("config.cluster", f"{config.cluster}, expected {expected}")
     ranges = (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS), ("prefetch", PREFETCH))
     for name, values in ranges:
         if getattr(config, name) not in values:

@@ -60,8 +60,7 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
         return prefill.kernel(config, **of)
     if config.wgmma:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
-        _, share = config.cluster or (1, 1)
-        return wide(tokens, **groups, share=share, **rings, **of)
+        return wide(tokens, **groups, **rings, **of)
     return narrow(tokens, row_warps=rows // ROWS, k_warps=config.k_warps, chunk=config.chunk, **rings, **of)
 
 

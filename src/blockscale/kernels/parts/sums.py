@@ -47,7 +47,7 @@ class Sums:
         return self.row_warps // self.ranks
 
     @cute.jit
-    def keep(self, rSums, warp, lane, rank=0, first=0):
+    def keep(self, rSums, warp, lane, rank=0):
         """Of this warp of the CTA of that rank, where it belongs; warps come in the order (part of k, tile of rows).
 
         Fragments of 16 rows x 8 tokens: a lane 4g + t has tokens 2t and 2t + 1 of rows g and g + 8.
@@ -63,7 +63,7 @@ class Sums:
             if home == rank:
                 self.store(rSums, place, async_copies.store_fp32)
             else:
-                self.store(rSums, async_copies.peer(place, first + home), async_copies.store_peer_fp32)
+                self.store(rSums, async_copies.peer(place, home), async_copies.store_peer_fp32)
 
     def store(self, rSums: Any, place: Int32, store: Any) -> None:
         for i in range(cute.size(rSums) // 4):
