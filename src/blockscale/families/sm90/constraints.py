@@ -9,7 +9,7 @@ from blockscale.kernels.parts import chains, hopper_memory
 from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = (
-    *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "chunk", "buffers"),
+    *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "cluster", "chunk", "buffers"),
 )
 CALL_FIELDS: tuple[str, ...] = ()
 
@@ -57,6 +57,8 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
         return Reason("config.ahead", "True, expected False without pdl")
     if config.prefetch and not config.pdl:
         return Reason("config.prefetch", f"{config.prefetch}, expected 0 without pdl")
+    if config.cluster is not None:
+        return Reason("config.cluster", f"{config.cluster}, expected None with so few rows")
     reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
     if reason is not None:
         return reason
