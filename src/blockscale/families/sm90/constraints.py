@@ -10,6 +10,7 @@ from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = (
     *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "cluster", "chunk", "buffers"),
+    *("group", "ctas"),  # of many tokens
 )
 CALL_FIELDS: tuple[str, ...] = ()
 

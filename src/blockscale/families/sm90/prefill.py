@@ -6,6 +6,7 @@ soonest, when a tile takes as long as its products and the same time more to beg
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from blockscale.config import Choice, Config, Reason
@@ -20,22 +21,29 @@ GROUP = 4  # warps of a warpgroup
 BUFFERS = range(2, 17)
 PREFETCH = range(17)
 CLUSTERS = (None, (1, 2))
+SMS = 132  # of the GPU that was measured
 MEASURED = "H200, 2026-11-30"
 
 
-def _preset(tokens: int, rows: int, buffers: int, *, split: int = 1, share: bool = False) -> Config:
-    tile, cluster = (tokens, rows), ((1, 2) if share else None)
-    return Config(tile, stages=1, pdl=True, wgmma=True, buffers=buffers, split=split, cluster=cluster, prefetch=4)
+def _split(tokens: int, rows: int, buffers: int) -> Config:
+    """Two CTAs share k."""
+    return Config((tokens, rows), pdl=True, wgmma=True, split=2, buffers=buffers, prefetch=4)
+
+
+def _turns(tokens: int, rows: int, buffers: int, group: int = 16) -> Config:
+    """Clusters take tiles in turn, two CTAs of each fetch activations for one another."""
+    how = Config((tokens, rows), pdl=True, wgmma=True, cluster=(1, 2), buffers=buffers, prefetch=4)
+    return replace(how, ctas=SMS, group=group)
 
 
 PRESETS = (
-    _preset(128, 64, 8, split=2),
-    _preset(96, 128, 10, split=2),
-    _preset(128, 128, 8, split=2),
-    _preset(192, 128, 5, split=2),
-    _preset(128, 128, 8, share=True),
-    _preset(192, 128, 5, share=True),
-    _preset(256, 128, 3, share=True),
+    _split(128, 64, 8),
+    _split(128, 128, 8),
+    _split(192, 128, 5),
+    _split(256, 128, 3),
+    _turns(128, 128, 8),
+    _turns(192, 128, 5),
+    _turns(256, 128, 3),
 )
 CTA_COST = 1 << 26  # products of a weight and an activation that take as long as a CTA's beginning and end
 LEAST_ROWS = 96  # a tile takes the time of as many rows at least: activations have to come from L2
@@ -49,7 +57,7 @@ def serves(config: Config) -> bool:
 def unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem, or None."""
     tokens, rows = config.tile
-    fixed = (("stages", 1), ("k_warps", 1), ("chunk", None))
+    fixed = (("stages", None), ("k_warps", 1), ("chunk", None))
     for name, only in fixed:
         if getattr(config, name) != only:
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected {only} with tiles of {tokens} rows")
@@ -61,8 +69,13 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
         return Reason("config.tile", f"{tokens} rows, expected one of {', '.join(map(str, TOKENS))}")
     if rows not in TILE_ROWS:
         return Reason("config.tile", f"{rows} columns, expected one of {', '.join(map(str, TILE_ROWS))}")
-    if config.split > 1 and config.cluster is not None:
-        return Reason("config.cluster", f"{config.cluster}, expected None where CTAs share k")
+    for name in ("cluster", "ctas"):
+        if config.split > 1 and getattr(config, name) is not None:
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected None where CTAs share k")
+    for name, least in (("group", 1), ("ctas", 1 if config.cluster is None else 2)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            return Reason(f"config.{name}", f"{value}, expected at least {least}")
     if config.ahead and not config.pdl:
         return Reason("config.ahead", "True, expected False without pdl")
     needed = smem(config, 4)
@@ -75,7 +88,7 @@ def smem(config: Config, out_bytes: int) -> int:
     """Bytes of shared memory, with results of so many bytes each."""
     tokens, rows = config.tile
     assert config.buffers is not None
-    return hopper_memory.of_prefill(tokens, rows // ROWS, config.buffers, config.split, out_bytes)
+    return hopper_memory.of_prefill(tokens, rows // ROWS, config.split, out_bytes, config.buffers)
 
 
 def kernel(config: Config, **of: str | None) -> Any:
@@ -86,12 +99,15 @@ def kernel(config: Config, **of: str | None) -> Any:
     (tokens, rows), (_, share) = config.tile, config.cluster or (1, 1)
     shape = {"row_groups": rows // (GROUP * ROWS), "share": share, "split": config.split}
     early = {"pdl": config.pdl, "ahead": config.ahead, "prefetch": config.prefetch}
-    return build(tokens, **shape, **early, buffers=config.buffers, **of)
+    turns = {"most": config.ctas, "group": config.group}
+    return build(tokens, **shape, **turns, **early, buffers=config.buffers, **of)
 
 
 def choose(problem: Problem, target: Target) -> Choice:
     """The configuration for a problem of many rows."""
     config = min(PRESETS, key=lambda preset: _cost(preset, problem, target))
+    if config.ctas is not None:
+        config = replace(config, ctas=target.sms - target.sms % 2)
     (tokens, rows), ctas, waves = config.tile, _ctas(config, problem), _waves(config, problem, target)
     together = f"k between {config.split} CTAs" if config.split > 1 else "2 CTAs fetch activations for one another"
     reasons = (

@@ -50,15 +50,14 @@ def second_bytes(tokens: int, warps: int) -> int:
     return 0 if tokens <= REGISTER_TOKENS and warps <= REGISTER_WARPS else tokens * warps * ROWS * 4
 
 
-def result_pitch(rows: int, size: int) -> int:
-    """Bytes from one token's results to the next, so that a warp's stores meet no bank twice."""
-    return rows * size + VECTOR_BYTES
+def tile_bytes(tokens: int, warps: int, split: int, size: int) -> int:
+    """Of a tile's sums of chains, or of its results of `size` bytes each, beside activations."""
+    return second_bytes(tokens, warps) or (0 if split > 1 else tokens * warps * ROWS * size)
 
 
-def of_prefill(tokens: int, warps: int, buffers: int, split: int, size: int) -> int:
-    """The bytes of all: sums of chains, then boxes of activations; in the end results of `size` bytes, and before
-    these the sums that another CTA finishes, lie in their place."""
+def of_prefill(tokens: int, warps: int, split: int, size: int, buffers: int) -> int:
+    """The bytes of all: what is a tile's, then boxes of activations. Where CTAs share k, sums that another one finishes
+    and results lie in their place in the end."""
     boxes = buffers * tokens * (DEPTH // 2) * 2
-    exchanged = tokens // 2 * warps * ROWS * 4 if split > 1 else 0
-    results = exchanged + tokens // split * result_pitch(warps * ROWS, size)
-    return GROUPS_HEAD + round_up(max(second_bytes(tokens, warps) + boxes, results), 1024)
+    in_the_end = tokens // 2 * warps * ROWS * (4 + size) if split > 1 else 0
+    return GROUPS_HEAD + round_up(max(tile_bytes(tokens, warps, split, size) + boxes, in_the_end), 1024)

@@ -13,8 +13,10 @@ from cutlass import Float32, Int32, Int64, cute
 from blockscale.formats.fragment import ROWS
 from blockscale.kernels.parts import async_copies
 from blockscale.kernels.parts.activation import ACTIVATIONS
-from blockscale.kernels.parts.hopper_memory import VECTOR_BYTES, result_pitch
+from blockscale.kernels.parts.hopper_memory import VECTOR_BYTES
 from blockscale.kernels.parts.sums import Finish
+
+GROUP_ROWS, THREADS = 64, 128  # of a warpgroup
 
 
 @dataclass(frozen=True)
@@ -51,25 +53,31 @@ class Exchange:
 
 @dataclass(frozen=True)
 class TileResults:
-    """tokens x rows results in shared memory at `address`, on their way out."""
+    """tokens x 64 results of a warpgroup in shared memory at `address`, on their way out.
+
+    Vectors of 16 bytes of a token change places, by the token's last three bits, so that a warp meets no bank twice.
+    """
 
     address: Int32
     tokens: int
-    rows: int
     finish: Finish
 
     @property
-    def pitch(self) -> int:
-        """Bytes from one token's results to the next."""
-        return result_pitch(self.rows, self.finish.dtype.width // 8)
+    def size(self) -> int:
+        return self.finish.dtype.width // 8
+
+    def place(self, token: Int32, vector: Int32) -> Int32:
+        """Where a vector of a token is."""
+        return self.address + token * (GROUP_ROWS * self.size) + (vector ^ token % 8) * VECTOR_BYTES
 
     @cute.jit
     def stage(self, rSums, warp, lane, column):
-        """A warp's sums, finished; its first row is the result's `column`."""
+        """A warp's sums, finished; the warpgroup's first row is the result's `column`."""
         x, power = self.finish.alpha
         offsets = [Float32(0.0)] * 2
         if cutlass.const_expr(self.finish.bias is not None):
-            offsets = [self.finish.bias.column(column + lane // 4 + 8 * upper) for upper in range(2)]
+            first = column + warp * ROWS + lane // 4
+            offsets = [self.finish.bias.column(first + 8 * upper) for upper in range(2)]
         activation = ACTIVATIONS[self.finish.activation]
         for group in cutlass.range_constexpr(0, self.tokens // 8, 2):
             values = []
@@ -78,7 +86,7 @@ class TileResults:
                 if cutlass.const_expr(self.finish.bias is not None):
                     y = y + offsets[i // 2 % 2]
                 values.append(activation(y))
-            if cutlass.const_expr(self.finish.dtype.width == 16):
+            if cutlass.const_expr(self.size == 2):
                 self._turn(values, 8 * group, warp, lane)
             else:
                 self._spread(values, 8 * group, warp, lane)
@@ -86,32 +94,32 @@ class TileResults:
     def _turn(self, values, token: int, warp, lane) -> None:
         """Two groups of tokens as four matrices of 8 x 8, transposed on the way (PTX: stmatrix)."""
         matrix, row = lane // 8, lane % 8
-        place = self.address + (token + matrix // 2 * 8 + row) * self.pitch + (warp * ROWS + matrix % 2 * 8) * 2
         pairs = [async_copies.packed(values[i], values[i + 1], self.finish.dtype) for i in range(0, 8, 2)]
-        async_copies.store_matrices_turned(place, pairs)
+        place = self.place(matrix // 2 * 8 + row, warp * 2 + matrix % 2)
+        async_copies.store_matrices_turned(place + token * (GROUP_ROWS * self.size), pairs)
 
     def _spread(self, values, token: int, warp, lane) -> None:
-        place = self.address + (token + lane % 4 * 2) * self.pitch + (warp * ROWS + lane // 4) * 4
         for i, value in enumerate(values):
-            async_copies.store_fp32(place + (i // 4 * 8 + i % 2) * self.pitch + i // 2 % 2 * 32, value)
+            place = self.place(lane % 4 * 2 + i % 2, warp * 4 + lane // 16 + i // 2 % 2 * 2) + lane // 4 % 4 * 4
+            async_copies.store_fp32(place + (token + i // 4 * 8) * (GROUP_ROWS * self.size), value)
 
     @cute.jit
-    def write(self, corner, thread, threads: int):
-        """All results, by `threads` threads; (token, column) of the first are `corner`."""
-        out, size = self.finish, self.finish.dtype.width // 8
-        vector = VECTOR_BYTES // size
-        width = self.rows // vector
+    def write(self, corner, thread):
+        """All results, by the threads of the warpgroup; (token, column) of the first are `corner`."""
+        out, size = self.finish, self.size
+        elements = VECTOR_BYTES // size
+        width = GROUP_ROWS // elements
         aligned = (out.pointer.toint() | out.ld * size) % VECTOR_BYTES == 0
-        for i in cutlass.range(thread, self.tokens * width, threads, unroll=4):
-            token, column = i // width, i % width * vector
-            source = self.address + token * self.pitch + column * size
-            at_token, at_column = corner[0] + token, corner[1] + column
+        for i in cutlass.range(thread, self.tokens * width, THREADS, unroll=4):
+            token, vector = i // width, i % width
+            source = self.place(token, vector)
+            at_token, at_column = corner[0] + token, corner[1] + vector * elements
             target = out.pointer + (Int64(at_token) * out.ld + at_column)
             if at_token < out.tokens:
-                if aligned & (at_column + vector <= out.n):
+                if aligned & (at_column + elements <= out.n):
                     async_copies.store_16(target.toint(), async_copies.load_16(source))
                 else:
                     pointer = cute.make_ptr(out.dtype, source, cute.AddressSpace.smem)
-                    for j in cutlass.range_constexpr(vector):
+                    for j in cutlass.range_constexpr(elements):
                         if at_column + j < out.n:
                             (target + j).store((pointer + j).load())
