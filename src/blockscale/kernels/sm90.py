@@ -95,14 +95,13 @@ class Sm90WarpGemm:
         pdl=False,
         ahead=False,
         prefetch=0,
-        far=0,
         a_dtype="bf16",
         out_dtype="bf16",
         bias=None,
         activation=None,
     ):
         self.tokens, self.row_warps, self.k_warps, self.depth = tokens, row_warps, k_warps, depth
-        self.chunk, self.buffers, self.pdl, self.ahead, self.prefetch, self.far = chunk, buffers, pdl, ahead, prefetch, far
+        self.chunk, self.buffers, self.pdl, self.ahead, self.prefetch = chunk, buffers, pdl, ahead, prefetch
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
         self.bias, self.activation = bias, activation
         self.warps = row_warps * k_warps
@@ -222,7 +221,7 @@ class Sm90WarpGemm:
         """The warp's units from address `rows` on, one after the other; then its sums to shared memory."""
         lane, k, activations = c.lane, c.k, c.activations
         k_warp = c.warp // self.row_warps
-        stream = Stream.of(rows, lane, k_warp, cute.ceil_div(k, DEPTH), self.k_warps, self.far)
+        stream = Stream.of(rows, lane, k_warp, cute.ceil_div(k, DEPTH), self.k_warps)
         rWeights = [cute.make_rmem_tensor(weights.WORDS, Int32) for _ in range(self.depth)]
         for i in cutlass.range_constexpr(self.depth):
             stream = stream.load(rWeights[i])

@@ -95,14 +95,13 @@ class Sm90GroupGemm:
         pdl=False,
         ahead=False,
         prefetch=0,
-        far=0,
         a_dtype="bf16",
         out_dtype="bf16",
         bias=None,
         activation=None,
     ):
         self.tokens, self.k_groups, self.split, self.depth = tokens, k_groups, split, depth
-        self.buffers, self.pdl, self.ahead, self.prefetch, self.far = buffers, pdl, ahead, prefetch, far
+        self.buffers, self.pdl, self.ahead, self.prefetch = buffers, pdl, ahead, prefetch
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
         self.bias, self.activation = bias, activation
         self.row_warps = GROUP * row_groups
@@ -275,7 +274,7 @@ class Sm90GroupGemm:
         lane, warp, activations, count = c.lane, c.warp, c.activations, c.count
         k_group = warp // self.row_warps
         own = c.smem.weights.data_ptr().toint() + warp * self.warp_bytes
-        source = Slots.of(self.depth + 1, self.k_groups, own, tile, count, c.start, k_group, self.far)
+        source = Slots.of(self.depth + 1, self.k_groups, own, tile, count, c.start, k_group)
         for _ in cutlass.range_constexpr(self.depth):
             source = source.ask(lane)
         shape = 64, self.tokens, 16

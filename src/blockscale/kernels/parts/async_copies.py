@@ -23,12 +23,9 @@ def copy_bulk(target: Int32, source: Int64, nbytes: Int32, barrier: Int32) -> No
     )
 
 
-def ask_l2(source: Int64, nbytes: Int32, there: Boolean | bool = True) -> None:
+def ask_l2(source: Int64, nbytes: Int32) -> None:
     """A multiple of 16 bytes at a multiple of 16 to L2: a hint, which reads nothing as far as the program can tell."""
-    given = {} if there is True else {"predicate": there}
-    cute.arch.inline_ptx(
-        "cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, nbytes], **given
-    )
+    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, nbytes])
 
 
 def commit() -> None:

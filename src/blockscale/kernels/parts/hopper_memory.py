@@ -8,6 +8,7 @@ from __future__ import annotations
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.formats.layouts import round_up
 
+PITCH = ROWS + 4  # fp32 from one token's sums to the next, so that a warp's stores meet no bank twice
 SKEW = 8  # elements between rows of activations beyond their own: 16 bytes
 WARPS_HEAD = 512  # bytes of barriers, then alpha, where warps multiply
 GROUPS_HEAD = 1024  # where warpgroups do
@@ -15,7 +16,7 @@ GROUPS_HEAD = 1024  # where warpgroups do
 
 def sum_bytes(tokens: int) -> int:
     """Of a warp's sums."""
-    return round_up(tokens, 8) * ROWS * 4
+    return round_up(tokens, 8) * PITCH * 4
 
 
 def of_warps(tokens: int, warps: int, chunk: int, buffers: int) -> tuple[int, int]:

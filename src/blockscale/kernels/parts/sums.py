@@ -10,6 +10,7 @@ from blockscale.formats.fragment import ROWS
 from blockscale.kernels.parts import async_copies
 from blockscale.kernels.parts.activation import ACTIVATIONS
 from blockscale.kernels.parts.arithmetic import Bias
+from blockscale.kernels.parts.hopper_memory import PITCH
 
 VECTOR = 4  # rows that a thread finishes at a time
 
@@ -54,37 +55,30 @@ class Sums:
         tile = warp % self.row_warps
         part = rank * self.k_warps + warp // self.row_warps
         place = self.address + (part * self.share + tile % self.share) * self.stride
-        place += (lane % 4 * 2 * ROWS + lane // 4 % VECTOR) * 4
+        place += (lane % 4 * 2 * PITCH + lane // 4) * 4
         if cutlass.const_expr(self.ranks == 1):
-            self.store(rSums, place, lane, async_copies.store_fp32)
+            self.store(rSums, place, async_copies.store_fp32)
         else:
             home = tile // self.share
             if home == rank:
-                self.store(rSums, place, lane, async_copies.store_fp32)
+                self.store(rSums, place, async_copies.store_fp32)
             else:
-                self.store(rSums, async_copies.peer(place, home), lane, async_copies.store_peer_fp32)
+                self.store(rSums, async_copies.peer(place, home), async_copies.store_peer_fp32)
 
-    def store(self, rSums: Any, place: Int32, lane: Int32, store: Any) -> None:
-        vector = _vector(lane // 4, lane % 4 * 2) * 16  # bytes; of rows 8 later it is two vectors away
-        rows = place + vector, place + (vector ^ 32)
+    def store(self, rSums: Any, place: Int32, store: Any) -> None:
         for i in range(cute.size(rSums) // 4):
             for j in range(4):
-                store(rows[j // 2] + (8 * i + j % 2) * ROWS * 4, rSums[4 * i + j])
+                store(place + ((8 * i + j % 2) * PITCH + j // 2 * 8) * 4, rSums[4 * i + j])
 
     def total(self, token: Int32, row: Int32) -> list[Any]:
         """Of VECTOR rows from `row` of the share on, a multiple of that; parts of k in their order."""
-        first = self.address + row // ROWS * self.stride + (token * ROWS + _vector(row % ROWS, token) * VECTOR) * 4
+        first = self.address + row // ROWS * self.stride + (token * PITCH + row % ROWS) * 4
         step = self.share * self.stride
         sums = list(async_copies.load_fp32x4(first))
         for part in range(1, self.ranks * self.k_warps):
             added = async_copies.load_fp32x4(first + part * step)
             sums = [x + y for x, y in zip(sums, added, strict=True)]
         return sums
-
-
-def _vector(row: Int32, token: Int32) -> Int32:
-    """Where a token's sums of rows from a multiple of VECTOR on lie among the four such, so that few banks meet."""
-    return (row // VECTOR) ^ (token // 2 % 4)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,6 @@ class Slots:
 
     Args:
         slots: of UNIT_BYTES each. stride: from one unit of the warp to the next.
-        far: so many units of the warp later than the one that it asks for is one that it asks L2 for; 0 for none.
         first: address of the first slot. read, write: of the slots that are read and filled next.
         units: address of the unit 0 of the circle. count: its length.
         place: of the next unit to ask for. end: of the last one, and 1.
@@ -102,32 +101,26 @@ class Slots:
         count: Int32,
         place: Int32,
         end: Int32,
-        far: int = 0,
     ) -> None:
         self.slots, self.stride, self.first, self.read, self.write = slots, stride, first, read, write
-        self.far = far
         self.units, self.count, self.place, self.end = units, count, place, end
 
     @staticmethod
-    def of(
-        slots: int, stride: int, first: Int32, units: Int64, count: Int32, start: Int32, offset: Int32, far: int = 0
-    ) -> "Slots":
+    def of(slots: int, stride: int, first: Int32, units: Int64, count: Int32, start: Int32, offset: Int32) -> "Slots":
         """Every stride-th unit of a circle that begins at place `start`, from the one `offset` later on."""
-        return Slots(slots, stride, first, first, first, units, count, start + offset, start + count, far)
+        return Slots(slots, stride, first, first, first, units, count, start + offset, start + count)
 
     def ask(self, lane: Int32) -> "Slots":
         """Asks for the next unit; beyond the last one the group is empty."""
         there = self.place < self.end
-        at = self._address(self.place)
+        unit = cutlass.select_(self.place >= self.count, self.place - self.count, self.place)
+        at = self.units + unit * UNIT_BYTES
         source, target = at + lane * 16, self.write + lane * 16
         async_copies.copy_16(target, source, there)
         async_copies.copy_16(target + CODE_BYTES // 2, source + CODE_BYTES // 2, there)
         part = CODE_BYTES + lane // 4 * 16
         async_copies.copy_16(self.write + part, at + part, there & (lane % 4 == 0))
         async_copies.commit()
-        if self.far:
-            later = self.place + self.far * self.stride
-            async_copies.ask_l2(self._address(later), Int32(UNIT_BYTES), (lane == 0) & (later < self.end))
         return self._at(self.read, self._next(self.write), self.place + self.stride)
 
     def take(self, lane: Int32) -> tuple[list[Any], "Slots"]:
@@ -139,15 +132,12 @@ class Slots:
         words = [word for part in parts for word in async_copies.load_16(part)]
         return words, asked._at(self._next(self.read), asked.write, asked.place)
 
-    def _address(self, place: Int32) -> Int64:
-        return self.units + cutlass.select_(place >= self.count, place - self.count, place) * UNIT_BYTES
-
     def _next(self, slot: Int32) -> Int32:
         after = slot + UNIT_BYTES
         return cutlass.select_(after == self.first + self.slots * UNIT_BYTES, self.first, after)
 
     def _at(self, read: Int32, write: Int32, place: Int32) -> "Slots":
-        return Slots(self.slots, self.stride, self.first, read, write, self.units, self.count, place, self.end, self.far)
+        return Slots(self.slots, self.stride, self.first, read, write, self.units, self.count, place, self.end)
 
     # A dynamic loop carries the numbers.
     def __extract_mlir_values__(self) -> list[Any]:
@@ -156,7 +146,7 @@ class Slots:
 
     def __new_from_mlir_values__(self, values: list[Any]) -> "Slots":
         first, read, write, units, *rest = values
-        return Slots(self.slots, self.stride, Int32(first), Int32(read), Int32(write), Int64(units), *map(Int32, rest), self.far)
+        return Slots(self.slots, self.stride, Int32(first), Int32(read), Int32(write), Int64(units), *map(Int32, rest))
 
 
 class Stream:
@@ -166,17 +156,16 @@ class Stream:
         stride: from one unit of the warp to the next.
         codes, scales: addresses of this lane's part of the next unit.
         left: units of the tile from the next one on; none if not positive.
-        far: so many units of the warp later is one that it asks L2 for; 0 for none.
     """
 
-    def __init__(self, stride: int, codes: Int64, scales: Int64, left: Int32, far: int = 0) -> None:
-        self.stride, self.codes, self.scales, self.left, self.far = stride, codes, scales, left, far
+    def __init__(self, stride: int, codes: Int64, scales: Int64, left: Int32) -> None:
+        self.stride, self.codes, self.scales, self.left = stride, codes, scales, left
 
     @staticmethod
-    def of(tile: Int64, lane: Int32, first: Int32, units: Int32, stride: int, far: int = 0) -> "Stream":
+    def of(tile: Int64, lane: Int32, first: Int32, units: Int32, stride: int) -> "Stream":
         """From the `first` of the units on, which begin at address `tile`."""
         at = tile + Int64(first) * UNIT_BYTES
-        return Stream(stride, at + lane * 16, at + CODE_BYTES + lane // 4 * 16, units - first, far)
+        return Stream(stride, at + lane * 16, at + CODE_BYTES + lane // 4 * 16, units - first)
 
     def load(self, registers: Any) -> "Stream":
         """Asks for the next unit, if there is one: 8 words of codes and 4 of scales."""
@@ -184,17 +173,14 @@ class Stream:
             for i, word in enumerate(async_copies.load_once_16(address, self.left > 0)):
                 registers[part * 4 + i] = word
         step = self.stride * UNIT_BYTES
-        if self.far:
-            there = (cute.arch.lane_idx() == 0) & (self.left > self.far * self.stride)
-            async_copies.ask_l2(self.codes + self.far * step, Int32(UNIT_BYTES), there)
-        return Stream(self.stride, self.codes + step, self.scales + step, self.left - self.stride, self.far)
+        return Stream(self.stride, self.codes + step, self.scales + step, self.left - self.stride)
 
     # A dynamic loop carries the numbers.
     def __extract_mlir_values__(self) -> list[Any]:
         return [number.ir_value() for number in (self.codes, self.scales, self.left)]
 
     def __new_from_mlir_values__(self, values: list[Any]) -> "Stream":
-        return Stream(self.stride, Int64(values[0]), Int64(values[1]), Int32(values[2]), self.far)
+        return Stream(self.stride, Int64(values[0]), Int64(values[1]), Int32(values[2]))
 
 
 def scale_pairs(word: Any, dtype: Any) -> tuple[Any, Any]:
