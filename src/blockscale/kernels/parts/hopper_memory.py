@@ -12,6 +12,7 @@ PITCH = ROWS + 4  # fp32 from one token's sums to the next, so that a warp's sto
 SKEW = 8  # elements between rows of activations beyond their own: 16 bytes
 WARPS_HEAD = 512  # bytes of barriers, then alpha, where warps multiply
 GROUPS_HEAD = 1024  # where warpgroups do
+ALONE = 114 * 1024  # more than half of a multiprocessor's: no two CTAs share one while another has none
 
 
 def sum_bytes(tokens: int) -> int:
@@ -37,9 +38,9 @@ def group_sums(tokens: int, warps: int, split: int) -> int:
 
 
 def of_groups(tokens: int, warps: int, depth: int, buffers: int, split: int = 1) -> int:
-    """The bytes of all: what is the warps' own, sums of a cluster, then activations."""
+    """The bytes of all: what is the warps' own, sums of a cluster, then activations; `ALONE` at least."""
     own = warps * warp_bytes(tokens, depth, split) + group_sums(tokens, warps, split)
-    return round_up(GROUPS_HEAD + own, 1024) + buffers * tokens * DEPTH * 2
+    return max(round_up(GROUPS_HEAD + own, 1024) + buffers * tokens * DEPTH * 2, ALONE)
 
 
 REGISTER_TOKENS, REGISTER_WARPS = 128, 8  # up to so many, a thread has registers for a second set of sums
