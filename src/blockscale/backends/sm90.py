@@ -11,7 +11,7 @@ so a call can be captured in a CUDA graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from blockscale.backends import gpu, groups, loop
 from blockscale.config import Config
-from blockscale.families.sm90.choice import EXPAND_FROM
 from blockscale.families.sm90.grouped.choice import MOST_ROWS
 from blockscale.formats.layouts import BLOCK, FRAGMENT, LINEAR
 from blockscale.grouped import Grouped
@@ -59,7 +58,7 @@ def prepare(
     Raises:
         ValueError: as `check`. What `gpu.prepare` raises.
     """
-    if _by_kernel(a, b, out, options):
+    if _by_kernel(a, b, out):
         assert isinstance(a, Tensor)
         missing = -a.shape[-1] % ROW_ELEMENTS
         if not missing:
@@ -92,13 +91,10 @@ def _nothing(call: object) -> None:
     """None, whatever comes."""
 
 
-def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor, options: Mapping[str, Any]) -> bool:
-    """Whether a kernel does the product: it can, and is asked for or better at so many rows."""
+def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tensor) -> bool:
+    """Whether a kernel does the product."""
     floating = isinstance(a, Tensor) and a.dtype in (torch.float16, torch.bfloat16)
-    if not floating or b.layout != FRAGMENT or b.ndim > 2 or not isinstance(out, Tensor):
-        return False
-    asked = options.get("config") is not None or options.get("invariant", False)
-    return asked or math.prod(out.shape[:-1]) < EXPAND_FROM
+    return floating and b.layout == FRAGMENT and b.ndim <= 2 and isinstance(out, Tensor)
 
 
 def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None) -> None:

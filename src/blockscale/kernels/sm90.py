@@ -40,7 +40,6 @@ from cutlass import Float32, Float64, Int32, Int64, cute
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, warpmma, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
-from blockscale.kernels.parts.chains import CHAIN
 from blockscale.kernels.parts.hopper_memory import SKEW, WARPS_HEAD, of_warps, sum_bytes
 from blockscale.kernels.parts.ring import Ring, Slot
 from blockscale.kernels.parts.sums import Finish, Sums, add_up, finish
@@ -108,7 +107,6 @@ class Sm90WarpGemm:
         self.threads = WARP * (self.warps + 1)
         self.rows = ROWS * row_warps
         self.groups = -(-tokens // 8)  # of tokens that a product takes
-        self.folds = k_warps in CHAIN
         self.turns = chunk // (DEPTH * k_warps * depth)
         self.pitch = (chunk + SKEW) * 2  # bytes
         self.first_buffer, self.smem_bytes = of_warps(tokens, self.warps, chunk, buffers)
@@ -226,7 +224,7 @@ class Sm90WarpGemm:
         for i in cutlass.range_constexpr(self.depth):
             stream = stream.load(rWeights[i])
         rSums = cute.make_rmem_tensor(4 * self.groups, Float32)
-        rTotal = cute.make_rmem_tensor(4 * self.groups, Float32) if cutlass.const_expr(self.folds) else rSums
+        rTotal = cute.make_rmem_tensor(4 * self.groups, Float32)
         rSums.fill(0.0)
         rTotal.fill(0.0)
         tokens = [cutlass.min(8 * i + lane % 8, c.tokens - 1) for i in range(self.groups)]
@@ -247,8 +245,7 @@ class Sm90WarpGemm:
                     left -= self.k_warps
             activations.arrive_empty(slot, range(self.warps))
             slot = slot.next()
-            if cutlass.const_expr(self.folds):
-                add_up(rTotal, rSums)
+            add_up(rTotal, rSums)
         self.sums(c.smem).keep(rTotal, c.warp, lane)
 
     @cute.jit

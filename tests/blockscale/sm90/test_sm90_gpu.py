@@ -8,8 +8,8 @@ from operands import same_bits, small_integers
 from weight_only import DTYPES, EPILOGUES, ODD, ROWS, SIZES, check, weight
 
 import blockscale as bs
-from blockscale.backends import gpu, sm90
-from blockscale.families.sm90.choice import EXPAND_FROM, candidates
+from blockscale.backends import gpu
+from blockscale.families.sm90.choice import candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,14 +100,6 @@ def test_nothing_to_compute():
     w, _ = weight(33, 64)
     assert product(torch.empty(0, 64, dtype=torch.bfloat16, device="cuda"), w).shape == (0, 33)
     check(product(uniform(3, 64), w), uniform(3, 64), weight(33, 64)[1])  # no error was left behind
-
-
-def test_more_rows_than_kernels_are_for(monkeypatch):
-    w, values = weight(300, 200)
-    x = uniform(EXPAND_FROM + 1, 200)
-    check(product(x, w), x, values)
-    monkeypatch.setattr(sm90, "EXPAND_FROM", 4)
-    check(product(x[:5], w), x[:5], values)
 
 
 def test_other_products_of_packed_weights():

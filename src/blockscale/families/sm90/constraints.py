@@ -6,7 +6,7 @@ from blockscale.config import Config, Reason
 from blockscale.families.sm90 import prefill
 from blockscale.formats.fragment import DEPTH, ROWS
 from blockscale.kernels.parts import chains, hopper_memory
-from blockscale.problem import NVFP4, OUT_BYTES, Problem, Target
+from blockscale.problem import NVFP4, Problem, Target
 
 CODE_FIELDS: tuple[str, ...] = (
     *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "cluster", "chunk", "buffers"),
@@ -74,8 +74,8 @@ def _unbuildable_warp(config: Config) -> Reason | None:
     turn = DEPTH * config.k_warps * config.stages
     if config.chunk is None or config.chunk < 1 or config.chunk % turn:
         return Reason("config.chunk", f"{config.chunk}, expected a multiple of {DEPTH} x k_warps x stages = {turn}")
-    longest = chains.longest(config.k_warps)
-    if longest is not None and config.chunk > longest * config.k_warps:
+    longest = chains.longest(min(config.k_warps, max(chains.CHAIN))) or 0
+    if config.chunk > longest * config.k_warps:
         reason = f"at most {longest} for each of {config.k_warps} warps along k, for the result contract"
         return Reason("config.chunk", f"{config.chunk}, {reason}")
     if config.split != 1:
@@ -102,7 +102,7 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
     parts = config.k_warps * config.split
-    if chains.longest(parts) is None and not chains.kept(parts, problem.k):
+    if config.wgmma and chains.longest(parts) is None and not chains.kept(parts, problem.k, problem.a):
         return Reason("config.k_warps", f"{parts} parts of k = {problem.k} with split: too few for the result contract")
     return None
 
@@ -115,7 +115,7 @@ def warps(config: Config) -> int:
 def smem(config: Config) -> int:
     """Bytes of shared memory."""
     if prefill.serves(config):
-        return prefill.smem(config, max(OUT_BYTES.values()))
+        return prefill.smem(config)
     tokens = config.tile[0]
     assert config.stages is not None
     assert config.buffers is not None
