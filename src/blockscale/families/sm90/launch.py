@@ -67,6 +67,8 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
 def premature(config: Config, early: list[str]) -> list[str]:
     """Of the instructions on global memory that come before the wait, those that may not: with `ahead` all that do not
     load weights, otherwise all but those that ask L2 for something."""
+    if prefill.serves(config):
+        return prefill.premature(config, early)
     loads = [x for x in early if not x.startswith(_ASKS_L2)]
     return [x for x in loads if not (config.ahead and _LOADS_WEIGHTS.match(x))]
 

@@ -6,6 +6,7 @@ soonest, when a tile takes as long as its products and the same time more to beg
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,35 +16,37 @@ from blockscale.kernels.parts import hopper_memory
 from blockscale.problem import Problem, Target
 
 LEAST = 65  # rows of activations from which these kernels multiply
-TOKENS = range(96, 257, 16)  # rows of a that a CTA can take
+TOKENS = range(96, 257, 32)  # rows of a that a CTA can take
 TILE_ROWS = (64, 128)
 GROUP = 4  # warps of a warpgroup
 BUFFERS = range(2, 17)
-PREFETCH = range(17)
+STAGES = range(1, 9)
 CLUSTERS = (None, (1, 2))
 SMS = 132  # of the GPU that was measured
+_COPIES_WEIGHTS = re.compile(r"(@!?%?\w+\s+)?cp\.async\.bulk\.shared::cluster\.global\.mbarrier\S*\s")
 MEASURED = "H200, 2026-11-30"
 
 
-def _split(tokens: int, rows: int, buffers: int) -> Config:
+def _split(tokens: int, rows: int, buffers: int, stages: int) -> Config:
     """Two CTAs share k."""
-    return Config((tokens, rows), pdl=True, wgmma=True, split=2, buffers=buffers, prefetch=4)
+    return Config((tokens, rows), stages=stages, pdl=True, wgmma=True, split=2, buffers=buffers)
 
 
-def _turns(tokens: int, rows: int, buffers: int, group: int = 16) -> Config:
+def _turns(tokens: int, buffers: int, stages: int, group: int = 16) -> Config:
     """Clusters take tiles in turn, two CTAs of each fetch activations for one another."""
-    how = Config((tokens, rows), pdl=True, wgmma=True, cluster=(1, 2), buffers=buffers, prefetch=4)
+    how = Config((tokens, 128), stages=stages, pdl=True, wgmma=True, cluster=(1, 2), buffers=buffers)
     return replace(how, ctas=SMS, group=group)
 
 
 PRESETS = (
-    _split(128, 64, 8),
-    _split(128, 128, 8),
-    _split(192, 128, 5),
-    _split(256, 128, 3),
-    _turns(128, 128, 8),
-    _turns(192, 128, 5),
-    _turns(256, 128, 3),
+    _split(96, 128, 10, 5),
+    _split(128, 64, 10, 6),
+    _split(128, 128, 8, 5),
+    _split(192, 128, 5, 4),
+    _split(256, 128, 3, 3),
+    _turns(128, 8, 5),
+    _turns(192, 5, 4),
+    _turns(256, 3, 3),
 )
 CTA_COST = 1 << 26  # products of a weight and an activation that take as long as a CTA's beginning and end
 LEAST_ROWS = 96  # a tile takes the time of as many rows at least: activations have to come from L2
@@ -57,11 +60,11 @@ def serves(config: Config) -> bool:
 def unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem, or None."""
     tokens, rows = config.tile
-    fixed = (("stages", None), ("k_warps", 1), ("chunk", None))
+    fixed = (("prefetch", 0), ("k_warps", 1), ("chunk", None))
     for name, only in fixed:
         if getattr(config, name) != only:
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected {only} with tiles of {tokens} rows")
-    allowed = (("split", (1, 2)), ("cluster", CLUSTERS), ("buffers", BUFFERS), ("prefetch", PREFETCH))
+    allowed = (("split", (1, 2)), ("cluster", CLUSTERS), ("buffers", BUFFERS), ("stages", STAGES))
     for name, values in allowed:
         if getattr(config, name) not in values:
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {', '.join(map(str, values))}")
@@ -78,17 +81,18 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
             return Reason(f"config.{name}", f"{value}, expected at least {least}")
     if config.ahead and not config.pdl:
         return Reason("config.ahead", "True, expected False without pdl")
-    needed = smem(config, 4)
+    needed = smem(config)
     if needed > target.smem:
         return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
     return None
 
 
-def smem(config: Config, out_bytes: int) -> int:
-    """Bytes of shared memory, with results of so many bytes each."""
+def smem(config: Config) -> int:
+    """Bytes of shared memory."""
     tokens, rows = config.tile
     assert config.buffers is not None
-    return hopper_memory.of_prefill(tokens, rows // ROWS, config.split, out_bytes, config.buffers)
+    assert config.stages is not None
+    return hopper_memory.of_prefill(tokens, rows // ROWS, config.split, config.buffers, config.stages)
 
 
 def kernel(config: Config, **of: str | None) -> Any:
@@ -98,9 +102,14 @@ def kernel(config: Config, **of: str | None) -> Any:
     build: Any = sm90_prefill.Sm90PrefillGemm  # of modules without types
     (tokens, rows), (_, share) = config.tile, config.cluster or (1, 1)
     shape = {"row_groups": rows // (GROUP * ROWS), "share": share, "split": config.split}
-    early = {"pdl": config.pdl, "ahead": config.ahead, "prefetch": config.prefetch}
-    turns = {"most": config.ctas, "group": config.group}
-    return build(tokens, **shape, **turns, **early, buffers=config.buffers, **of)
+    rings = {"buffers": config.buffers, "depth": config.stages}
+    turns = {"most": config.ctas, "group": config.group, "pdl": config.pdl, "ahead": config.ahead}
+    return build(tokens, **shape, **rings, **turns, **of)
+
+
+def premature(config: Config, early: list[str]) -> list[str]:
+    """As `launch.premature`: weights come by copies of their own kind."""
+    return [x for x in early if not (config.ahead and _COPIES_WEIGHTS.match(x))]
 
 
 def choose(problem: Problem, target: Target) -> Choice:
@@ -113,8 +122,8 @@ def choose(problem: Problem, target: Target) -> Choice:
     reasons = (
         f"tiles of {tokens} rows of activations by {rows} of the weight, {together}: {ctas} CTAs for {target.sms} "
         f"multiprocessors, {waves} wave{'s' * (waves != 1)}: done soonest (derived)",
-        f"{config.buffers} boxes of {tokens} x {DEPTH // 2} activations, L2 is asked for weights {config.prefetch} "
-        f"units of {DEPTH} ahead ({MEASURED})",
+        f"{config.buffers} boxes of {tokens} x {DEPTH // 2} activations and {config.stages} units of {DEPTH} weights a "
+        f"warp in flight ({MEASURED})",
         "pdl: a CTA is there when the work ahead in the stream ends; it touches nothing before that",
     )
     return Choice(config, reasons)

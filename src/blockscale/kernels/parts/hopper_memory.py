@@ -43,23 +43,25 @@ def of_groups(tokens: int, warps: int, depth: int, buffers: int, split: int = 1)
     return max(round_up(GROUPS_HEAD + own, 1024) + buffers * tokens * DEPTH * 2, ALONE)
 
 
-REGISTER_TOKENS, REGISTER_WARPS = 128, 8  # up to so many, a thread has registers for a second set of sums
 VECTOR_BYTES = 16
+SPARE = 160  # registers of a thread for sums: of the tensor core, and others
 
 
-def second_bytes(tokens: int, warps: int) -> int:
-    """Of the sums of chains where many tokens are multiplied: none where registers hold them."""
-    return 0 if tokens <= REGISTER_TOKENS and warps <= REGISTER_WARPS else tokens * warps * ROWS * 4
+def kept_sums(tokens: int) -> int:
+    """Of other sums than the tensor core's, how many a thread has in registers."""
+    return min(tokens // 2, SPARE - tokens // 2)
 
 
-def tile_bytes(tokens: int, warps: int, split: int, size: int) -> int:
-    """Of a tile's sums of chains, or of its results of `size` bytes each, beside activations."""
-    return second_bytes(tokens, warps) or (0 if split > 1 else tokens * warps * ROWS * size)
+def tile_bytes(tokens: int, warps: int, split: int) -> int:
+    """Of a tile's sums that are not in registers, or of its results, 16 bits at a time."""
+    results = 0 if split > 1 else tokens * warps * ROWS * 2
+    return max((tokens // 2 - kept_sums(tokens)) * warps * 32 * 4, results)
 
 
-def of_prefill(tokens: int, warps: int, split: int, size: int, buffers: int) -> int:
-    """The bytes of all: what is a tile's, then boxes of activations. Where CTAs share k, sums that another one finishes
-    and results lie in their place in the end."""
+def of_prefill(tokens: int, warps: int, split: int, buffers: int, depth: int) -> int:
+    """The bytes of all: what is a tile's, then boxes of activations, then weights. Where CTAs share k, sums that
+    another one finishes and results lie in their place in the end."""
     boxes = buffers * tokens * (DEPTH // 2) * 2
-    in_the_end = tokens // 2 * warps * ROWS * (4 + size) if split > 1 else 0
-    return GROUPS_HEAD + round_up(max(tile_bytes(tokens, warps, split, size) + boxes, in_the_end), 1024)
+    in_the_end = tokens // 2 * warps * ROWS * (4 + 2) if split > 1 else 0
+    body = max(tile_bytes(tokens, warps, split) + boxes + depth * warps * UNIT_BYTES, in_the_end)
+    return GROUPS_HEAD + round_up(body, 1024)

@@ -71,8 +71,8 @@ class TileResults:
         return self.address + token * (GROUP_ROWS * self.size) + (vector ^ token % 8) * VECTOR_BYTES
 
     @cute.jit
-    def stage(self, rSums, warp, lane, column):
-        """A warp's sums, finished; the warpgroup's first row is the result's `column`."""
+    def stage(self, rSums, token, warp, lane, column):
+        """A warp's sums from a token on, finished; the warpgroup's first row is the result's `column`."""
         x, power = self.finish.alpha
         offsets = [Float32(0.0)] * 2
         if cutlass.const_expr(self.finish.bias is not None):
@@ -82,7 +82,7 @@ class TileResults:
         for group in cutlass.range_constexpr(0, self.tokens // 8, 2):
             values = []
             for i in cutlass.range_constexpr(8):
-                y = rSums[4 * group + i] * x * power
+                y = rSums[token // 2 + 4 * group + i] * x * power
                 if cutlass.const_expr(self.finish.bias is not None):
                     y = y + offsets[i // 2 % 2]
                 values.append(activation(y))

@@ -67,13 +67,13 @@ PACKED = {cutlass.BFloat16: "bf16x2", cutlass.Float16: "f16x2"}
 CHAIN_K = 4096  # see `chain`
 
 
-def chain(k: Int32, count: Int32, step: int) -> Int32:
-    """Units whose products the tensor core may add to the same sums, a multiple of `step`: chains of equal length, of
-    which `count` units are made. What it loses of positive sums stays under 6 x 2^-20 for 1,024 k
-    (benchmarks/records/hopper-errors.json), where the contract allows 4 and 1 more for each 1,024 k."""
-    most = (CHAIN_K + k) // (6 * DEPTH * step) * step
+def chain(k: Int32, count: Int32) -> Int32:
+    """Units whose products the tensor core may add to the same sums: chains of equal length, of which `count` units
+    are made. What it loses of positive sums stays under 6 x 2^-20 for 1,024 k (benchmarks/records/hopper-errors.json),
+    where the contract allows 4 and 1 more for each 1,024 k."""
+    most = (CHAIN_K + k) // (6 * DEPTH)
     chains = cutlass.max(cute.ceil_div(count, most), 1)
-    return cute.round_up(cute.ceil_div(count, chains), step)
+    return cute.ceil_div(count, chains)
 
 
 class Slots:
