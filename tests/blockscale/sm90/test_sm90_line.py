@@ -19,6 +19,8 @@ from blockscale.problem import Problem, target_named
 
 H200 = target_named("h200")
 W = Problem(8, 8192, 8192, a="bf16")
+WARPS = candidates()[0]
+GROUPS = next(config for config in candidates() if config.wgmma)
 
 
 class Recorder:
@@ -71,10 +73,10 @@ def test_every_preset_is_supported_and_every_row_has_one():
 
 def test_a_tile_is_the_one_that_keeps_the_multiprocessors_busy():
     """One wave of nearly all where that can be, and CTAs enough for a narrow weight."""
-    for n, k, columns in ((4096, 4096, 32), (8192, 8192, 64), (14336, 4096, 112), (28672, 8192, 112)):
+    for n, k, columns in ((4096, 4096, 32), (8192, 8192, 64), (14336, 4096, 112), (28672, 8192, 224)):
         config = heuristics.choose(Problem(1, n, k, a="bf16"), H200).config
         assert (config.tile, config.split) == ((1, columns), 1)
-    for n, k, columns, split in ((4096, 4096, 64, 2), (8192, 8192, 128, 2), (14336, 4096, 64, 1)):
+    for n, k, columns, split in ((4096, 4096, 64, 2), (8192, 8192, 128, 2), (14336, 4096, 128, 1), (11008, 4096, 192, 2)):
         config = heuristics.choose(Problem(64, n, k, a="bf16"), H200).config
         assert (config.tile, config.split, config.wgmma) == ((64, columns), split, True)
 
@@ -153,26 +155,27 @@ def test_what_the_kernels_do_not_do(problem, message):
     ("config", "message"),
     [
         (Config(), r"config\.tile: 128 rows, expected one of 1, 2, 4"),
-        (replace(candidates()[0], tile=(8, 24)), r"config\.tile: 24 columns"),
-        (replace(candidates()[0], k_warps=99), r"config\.k_warps: 99: \d+ warps, expected 1 to 31"),
-        (replace(candidates()[0], stages=None), r"config\.stages: None, expected one of 1, 2"),
-        (replace(candidates()[-1], split=3), r"config\.split: 3, expected one of 1, 2"),
-        (replace(candidates()[0], tile=(32, 64)), r"config\.tile: 32 rows, expected one of 1, 2, 4, 8, 16"),
-        (replace(candidates()[0], split=2), r"config\.split: 2, expected 1 without wgmma"),
-        (replace(candidates()[-1], pdl=False, prefetch=0, ahead=True), r"config\.ahead: True, expected False without pdl"),
-        (replace(candidates()[-1], pdl=False, prefetch=1), r"config\.prefetch: 1, expected 0 without pdl"),
-        (replace(candidates()[-1], cluster=(2, 1)), r"config\.cluster: \(2, 1\), expected None or \(1, 2\)"),
-        (replace(candidates()[0], cluster=(1, 2)), r"config\.cluster: \(1, 2\), expected None"),
-        (replace(candidates()[-1], chunk=128), r"config\.chunk: 128, expected None with wgmma"),
+        (replace(WARPS, tile=(8, 24)), r"config\.tile: 24 columns"),
+        (replace(WARPS, k_warps=99), r"config\.k_warps: 99: \d+ warps, expected 1 to 31"),
+        (replace(WARPS, stages=None), r"config\.stages: None, expected one of 1, 2"),
+        (replace(GROUPS, split=3), r"config\.split: 3, expected one of 1, 2"),
+        (replace(WARPS, tile=(32, 64)), r"config\.tile: 32 rows, expected one of 1, 2, 4, 8, 16"),
+        (replace(WARPS, split=2), r"config\.split: 2, expected 1 without wgmma"),
+        (replace(GROUPS, pdl=False, prefetch=0, ahead=True), r"config\.ahead: True, expected False without pdl"),
+        (replace(GROUPS, pdl=False, prefetch=1), r"config\.prefetch: 1, expected 0 without pdl"),
+        (replace(GROUPS, cluster=(2, 1)), r"config\.cluster: \(2, 1\), expected None with so few rows"),
+        (replace(WARPS, cluster=(1, 2)), r"config\.cluster: \(1, 2\), expected None with so few rows"),
+        (replace(GROUPS, chunk=128), r"config\.chunk: 128, expected None with wgmma"),
         (
-            replace(candidates()[-1], k_warps=2, tile=(64, 64), buffers=5),
+            replace(GROUPS, k_warps=2, tile=(64, 64), buffers=5),
             r"config\.buffers: 5, expected a multiple of k_warps",
         ),
-        (replace(candidates()[0], chunk=100), r"config\.chunk: 100, expected"),
-        (Config((16, 64), stages=1, k_warps=1, chunk=4096, buffers=4), r"config\.buffers: 4: .* bytes of shared"),
+        (replace(WARPS, chunk=100), r"config\.chunk: 100, expected"),
+        (Config((16, 64), stages=1, k_warps=16, chunk=4096, buffers=4), r"config\.k_warps: 16: 64 warps, expected 1 to 31"),
+        (Config((16, 16), stages=1, k_warps=16, chunk=4096, buffers=4), r"config\.buffers: 4: .* bytes of shared"),
         (Config((4, 64), stages=1, wgmma=True, buffers=4), r"config\.tile: 4 rows, expected one of 8"),
-        (replace(candidates()[0], accumulators=2), r"config\.accumulators: 2, expected 1: the sm90 kernels do not"),
-        (replace(candidates()[0], ctas=7), r"config\.ctas: 7, expected None"),
+        (replace(WARPS, accumulators=2), r"config\.accumulators: 2, expected 1: the sm90 kernels do not"),
+        (replace(WARPS, ctas=7), r"config\.ctas: 7, expected None"),
     ],
 )
 def test_configurations_that_are_refused(config, message):
@@ -192,12 +195,12 @@ def test_what_the_public_functions_say():
 
 
 def test_what_is_told_counts_every_tile():
-    """128 rows are two tiles of 64, so twice the CTAs of 64."""
-    text = bs.explain(128, 8192, 8192, gpu="h200")
-    config = bs.config_for(128, 8192, 8192, gpu="h200")
-    ctas = 2 * 8192 // config.tile[1] * config.split
-    assert config.tile[0] == 64
-    assert f": {ctas} CTAs for 132 multiprocessors" in text
+    """And where CTAs share k, each of them."""
+    problem = Problem(48, 8192, 8192, a="bf16", batch=1)
+    config = heuristics.choose(problem, H200).config
+    assert config.tile == (48, 128)
+    text = bs.explain(48, 8192, 8192, gpu="h200")
+    assert f": {8192 // 128 * config.split} CTAs for 132 multiprocessors" in text
     text = bs.explain(1, 16, 64, gpu="h200")
     assert "tiles of 1 row of activations" in text
     assert ": 1 CTA for 132 multiprocessors, 1 wave:" in text

@@ -36,29 +36,34 @@ def _warps(tokens: int, tiles: int, k_warps: int, stages: int, chunk: int, k: in
     return Preset(tokens, replace(how, chunk=chunk, buffers=4), k)
 
 
-def _groups(tokens: int, groups: int, k_groups: int, split: int, stages: int, buffers: int) -> Preset:
+def _groups(tokens: int, groups: int, k_groups: int, split: int, stages: int, buffers: int, k: int = 1) -> Preset:
     """Warpgroups multiply: tiles of `groups` times 64 rows."""
     how = Config((tokens, GROUP * ROWS * groups), pdl=True, prefetch=PREFETCH, wgmma=True, k_warps=k_groups)
-    return Preset(tokens, replace(how, split=split, stages=stages, buffers=buffers))
+    return Preset(tokens, replace(how, split=split, stages=stages, buffers=buffers), k)
 
 
+# By warps: (tiles of 16 rows, warps along k, units in flight, k of a chunk of activations, from which K on).
 WARPS = (
     (1, 16, 1, 2048),
     (2, 8, 1, 2048),
-    (2, 14, 1, 1792, 8192),
+    (2, 14, 1, 1792, 14_336),
     (3, 8, 1, 2048),
+    (3, 5, 2, 2560, 5120),
+    (3, 8, 1, 2048, 8192),
     (4, 4, 2, 2048),
-    (4, 7, 2, 1792, 14_336),
+    (4, 7, 2, 1792, 5120),
+    (4, 4, 2, 2048, 8192),
+    (4, 7, 2, 1792, 11_008),
     (6, 4, 2, 2048),
-    (7, 2, 2, 1536),
+    (7, 4, 1, 2048),
     (14, 2, 2, 1536),
 )
-# Tiles of rows of a weight, by rows of activations: (groups of 64 rows, warpgroups along k, CTAs along k, units in
-# flight, slots of activations); of tiles that are done equally soon the first.
+# By warpgroups, up to 16, 32 and 64 rows of activations: (groups of 64 rows, warpgroups along k, CTAs along k, units in
+# flight, slots of activations, from which K on).
 FEW = (
-    (2, 2, 2, 2, 12),
     (1, 4, 1, 2, 12),
-    (1, 4, 2, 2, 16),
+    (2, 2, 2, 2, 12, 7168),
+    (1, 3, 2, 2, 12),
     (1, 3, 1, 2, 12),
     (2, 2, 1, 2, 12),
     (3, 1, 2, 2, 12),
@@ -67,8 +72,8 @@ FEW = (
 )
 SOME = (
     (1, 4, 1, 1, 12),
+    (1, 3, 2, 2, 9),
     (1, 3, 1, 2, 12),
-    (1, 3, 2, 2, 6),
     (2, 2, 1, 2, 12),
     (3, 1, 2, 2, 12),
     (3, 1, 1, 2, 8),
@@ -76,6 +81,8 @@ SOME = (
 )
 MANY = (
     (1, 3, 1, 2, 9),
+    (2, 2, 2, 1, 6, 7168),
+    (1, 2, 2, 3, 8),
     (1, 3, 2, 1, 6),
     (2, 2, 1, 1, 8),
     (3, 1, 2, 2, 6),
@@ -88,7 +95,7 @@ PRESETS = (
     *(_groups(tokens, *how) for tokens, all_of_them in GROUPS.items() for how in all_of_them),
 )
 INVARIANT = 16  # rows of activations of a tile, whatever M
-CTA_COST = 65_536  # weights that are read in the time that a CTA takes to begin and to end with 16 rows
+CTA_COST = 131_072  # weights that are read in the time that a CTA takes to begin and to end with 16 rows
 
 
 def choose(problem: Problem, target: Target) -> Choice | Reason:
@@ -126,7 +133,7 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
 
 def candidates() -> tuple[Config, ...]:
     """Those that a measurement compares."""
-    return (*(preset.config for preset in PRESETS), *prefill.PRESETS)
+    return (*dict.fromkeys(preset.config for preset in PRESETS), *prefill.PRESETS)
 
 
 def _count(number: int, what: str) -> str:
@@ -150,5 +157,5 @@ def _order(preset: Preset, problem: Problem, target: Target) -> tuple[float, ...
 
 def _cost(config: Config, problem: Problem, target: Target) -> float:
     """Weights that the busiest multiprocessor reads, and those that it could read while its CTAs begin and end."""
-    ends = CTA_COST * (0.5 + config.tile[0] / 32)
+    ends = CTA_COST * (0.75 + config.tile[0] / 64)
     return _waves(config, problem, target) * (config.tile[1] * problem.k / config.split + ends)

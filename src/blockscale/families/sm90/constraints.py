@@ -58,8 +58,9 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
         return Reason("config.ahead", "True, expected False without pdl")
     if config.prefetch and not config.pdl:
         return Reason("config.prefetch", f"{config.prefetch}, expected 0 without pdl")
-    if config.cluster is not None:
-        return Reason("config.cluster", f"{config.cluster}, expected None with so few rows")
+    for name, only in (("cluster", None), ("ctas", None), ("group", 1)):
+        if getattr(config, name) != only:
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected {only} with so few rows")
     reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
     if reason is not None:
         return reason
