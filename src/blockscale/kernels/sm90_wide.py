@@ -229,7 +229,9 @@ class Sm90GroupGemm:
             full: cute.struct.MemRange[Int64, self.buffers]
             empty: cute.struct.MemRange[Int64, self.buffers]
             alpha: cute.struct.MemRange[Float32, 2]
-            weights: cute.struct.Align[cute.struct.MemRange[Uint8, self.warps * self.warp_bytes + self.own_sums], GROUPS_HEAD]
+            weights: cute.struct.Align[
+                cute.struct.MemRange[Uint8, self.warps * self.warp_bytes + self.own_sums], GROUPS_HEAD
+            ]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, self.buffers * self.tokens * DEPTH], 1024]
 
         if Smem.size_in_bytes() > self.smem_bytes:

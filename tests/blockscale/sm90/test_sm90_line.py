@@ -76,7 +76,8 @@ def test_a_tile_is_the_one_that_keeps_the_multiprocessors_busy():
     for n, k, columns in ((4096, 4096, 32), (8192, 8192, 64), (14336, 4096, 112), (28672, 8192, 224)):
         config = heuristics.choose(Problem(1, n, k, a="bf16"), H200).config
         assert (config.tile, config.split) == ((1, columns), 1)
-    for n, k, columns, split in ((4096, 4096, 64, 2), (8192, 8192, 128, 2), (14336, 4096, 128, 1), (11008, 4096, 192, 2)):
+    wide = ((4096, 4096, 64, 2), (8192, 8192, 128, 2), (14336, 4096, 128, 1), (11008, 4096, 192, 2))
+    for n, k, columns, split in wide:
         config = heuristics.choose(Problem(64, n, k, a="bf16"), H200).config
         assert (config.tile, config.split, config.wgmma) == ((64, columns), split, True)
 
@@ -171,7 +172,10 @@ def test_what_the_kernels_do_not_do(problem, message):
             r"config\.buffers: 5, expected a multiple of k_warps",
         ),
         (replace(WARPS, chunk=100), r"config\.chunk: 100, expected"),
-        (Config((16, 64), stages=1, k_warps=16, chunk=4096, buffers=4), r"config\.k_warps: 16: 64 warps, expected 1 to 31"),
+        (
+            Config((16, 64), stages=1, k_warps=16, chunk=4096, buffers=4),
+            r"config\.k_warps: 16: 64 warps, expected 1 to 31",
+        ),
         (Config((16, 16), stages=1, k_warps=16, chunk=4096, buffers=4), r"config\.buffers: 4: .* bytes of shared"),
         (Config((4, 64), stages=1, wgmma=True, buffers=4), r"config\.tile: 4 rows, expected one of 8"),
         (replace(WARPS, accumulators=2), r"config\.accumulators: 2, expected 1: the sm90 kernels do not"),

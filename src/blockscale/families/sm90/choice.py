@@ -125,8 +125,8 @@ def choose(problem: Problem, target: Target) -> Choice | Reason:
         f"for {target.sms} multiprocessors, {_count(waves, 'wave')}: done soonest (derived)",
         f"{along_k} along k, {_count(config.stages or 0, 'unit')} of weights in flight, "
         f"{_count(config.buffers or 0, 'chunk')} of {config.chunk or DEPTH} activations ({MEASURED})",
-        f"pdl: a CTA is there when the work ahead in the stream ends; before that it asks L2 for {config.prefetch} units "
-        "of weights a warp, and touches nothing",
+        "pdl: a CTA is there when the work ahead in the stream ends; before that it touches nothing, but asks L2 for "
+        f"{config.prefetch} units of weights a warp",
     )
     return Choice(config, reasons)
 

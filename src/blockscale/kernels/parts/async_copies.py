@@ -88,12 +88,12 @@ def peer(address: Int32, rank: Int32) -> Int32:
     )
 
 
-def load_peer_fp32x4(source: Int32) -> Any:
-    """From an address that `peer` gave."""
-    return cute.arch.inline_ptx(
-        "ld.shared::cluster.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Float32] * 4,
-        read_only_args=[source],
+def send_fp32x4(target: Int32, x: Float32, y: Float32, z: Float32, w: Float32, barrier: Int32) -> None:
+    """To an address that `peer` gave, some time; the mbarrier of the same CTA hears of the bytes (PTX: st.async)."""
+    cute.arch.inline_ptx(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}, "
+        "[{$r5}];",
+        read_only_args=[target, x, y, z, w, barrier],
     )
 
 
