@@ -23,9 +23,13 @@ A weight is loaded once, straight to registers, becomes a 16-bit number there an
 Activations are operand B (8 columns), so that one token costs as much as eight. Weights are asked for before anything
 else: what a CTA waits for is memory.
 
-`pdl`: the launch does not wait for the kernel before it in the stream to end. Until that has ended nothing is touched
-but weights, and these only with `ahead`, which is for weights that no kernel before it in an unbroken chain of
-overlapped launches writes, nor the one ahead of that chain.
+`pdl`: the launch does not wait for the kernel before it in the stream to end. Until that has ended L2 is asked for
+`prefetch` units of weights a warp, which is a hint, and nothing is touched but weights, and these only with `ahead`,
+which is for weights that no kernel before it in an unbroken chain of overlapped launches writes, nor the one ahead of
+that chain.
+
+The tensor core truncates what it adds (parts/chains.py): after every chunk of activations its sums go to others, which
+are added as fp32 numbers.
 
 Shared memory: barriers and alpha; each warp's sums; activations: `buffers` x tokens rows of chunk + 8 elements, the 8
 so that `ldmatrix` meets no bank twice.
@@ -78,7 +82,7 @@ class Sm90WarpGemm:
         row_warps, k_warps: the multiplying warps, along rows of b and along k.
         depth: units of weights that a warp has in flight.
         chunk: k of a chunk of activations, a multiple of 128 x k_warps x depth. buffers: chunks in shared memory.
-        pdl, ahead: see above.
+        pdl, ahead, prefetch: see above.
         a_dtype: "fp16" or "bf16". out_dtype, bias: these or "fp32"; bias may be None. activation: None or its name.
     """
 

@@ -24,10 +24,16 @@ Timeline of a warp: each half of a unit (64 k) is dequantised while the tensor c
 
 Weights are operand A (64 rows) from registers, in the same fragment order that mma.sync takes; activations are operand
 B from shared memory. CTAs begin at different places of k, since otherwise all would ask for the same activations at the
-same time. In the end sums are kept in shared memory, where the CTAs of a cluster read each other's.
+same time. In the end each CTA of a cluster finishes its share of the rows: warps write their sums to shared memory
+there, their own CTA's or another's, and one barrier of the cluster later everything is local. Few parts of k have a
+second set of sums, since what the tensor core loses of a long chain is more than the result contract allows
+(parts/chains.py).
 
-Shared memory: barriers and alpha; weights, (depth + 1) x 1152 bytes a warp, and later its sums; activations, buffers x
-2 boxes of tokens x 64 k, swizzled by 128 bytes.
+`prefetch`, `pdl`, `ahead`: as in sm90.py.
+
+Shared memory: barriers and alpha; weights, (depth + 1) x 1152 bytes a warp, in whose place its sums come later; in a
+cluster these have a place of their own; activations, buffers x 2 boxes of tokens x 64 k, swizzled by 128 bytes. All of
+it is more than half of a multiprocessor's: two CTAs would share one while another had none.
 """
 
 from dataclasses import dataclass
@@ -80,7 +86,7 @@ class Sm90GroupGemm:
         split: CTAs that share k, 1 or 2.
         depth: units of weights that a warp has in flight. buffers: units of activations, a multiple of
             k_groups and at least twice that.
-        pdl, ahead, a_dtype, out_dtype, bias, activation: as `Sm90WarpGemm`.
+        pdl, ahead, prefetch, a_dtype, out_dtype, bias, activation: as `Sm90WarpGemm`.
     """
 
     def __init__(
