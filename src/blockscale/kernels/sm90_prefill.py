@@ -46,7 +46,7 @@ from cutlass.memory import SmemAllocator
 from blockscale.formats.fragment import CODE_BYTES, DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
-from blockscale.kernels.parts.hopper_memory import GROUPS_HEAD, kept_sums, of_prefill, tile_bytes
+from blockscale.kernels.parts.hopper_memory import GROUPS_HEAD, exchange_bytes, kept_sums, of_prefill, tile_bytes
 from blockscale.kernels.parts.ring import Ring
 from blockscale.kernels.parts.sums import Finish
 from blockscale.kernels.parts.tile_results import Exchange, TileResults
@@ -55,7 +55,12 @@ from blockscale.kernels.sm90 import DTYPES, WARP
 GROUP = 4  # warps of a warpgroup
 HALF = DEPTH // 2  # k of a box, 128 bytes of a row
 STEPS = HALF // 16  # products of half a unit
-FINISH, ALPHA, OWN = 1, 2, 3  # named barriers: of all that multiply, of these and `scale`, of the first warpgroup
+READY, FINISH, ALPHA, OWN = (
+    1,
+    2,
+    3,
+    4,
+)  # named barriers: of all, of all that multiply, of these and `scale`, of one group
 REGISTERS = {1: None, 2: 240, 3: 160}  # of a thread that multiplies, by the number of warpgroups that do
 FETCH_REGISTERS = 24
 
@@ -76,6 +81,7 @@ class Context:
     tiles: Int32  # that clusters compute
     activations: Ring
     rows: Ring  # of weights
+    sums: Ring | None  # of another CTA, where k is split
     map: cpasync.TmaInfo
     smem: Any
 
@@ -172,11 +178,12 @@ class Sm90PrefillGemm:
         copy = (cpasync.CopyBulkTensorTileG2SMulticastOp if shared else cpasync.CopyBulkTensorTileG2SOp)()
         shape = self.tokens // self.share, HALF
         map_a = cpasync.make_tiled_tma_atom(copy, cute.make_tensor(pointer, rows), box, shape)
-        ctas = self.ctas * cute.ceil_div(n, self.rows * self.share) * cute.ceil_div(m, self.tokens)
+        ctas, along = self.ctas * cute.ceil_div(n, self.rows * self.share), cute.ceil_div(m, self.tokens)
+        grid = [ctas, along, 1]
         if cutlass.const_expr(self.most is not None):
-            ctas = cutlass.min(ctas, self.most // self.ctas * self.ctas)
+            grid = [cutlass.min(ctas * along, self.most // self.ctas * self.ctas), 1, 1]
         self.kernel(map_a, b, out, bias, (unit, alpha), factor, (m, n, k), ld_out).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[self.threads, 1, 1],
             cluster=[self.ctas, 1, 1],
             smem=self.smem_bytes,
@@ -219,9 +226,10 @@ class Sm90PrefillGemm:
             count=cutlass.max(cutlass.min(units - first, most), 0),
             cluster=block // self.ctas,
             clusters=blocks // self.ctas,
-            tiles=cute.ceil_div(n, self.rows * self.share) * cute.ceil_div(m, self.tokens),
+            tiles=self.tiles(m, n, blocks),
             activations=self.activation_ring(smem),
             rows=self.weight_ring(smem),
+            sums=self.sum_ring(smem),
             map=map_a,
             smem=smem,
         )
@@ -236,24 +244,36 @@ class Sm90PrefillGemm:
                 cpasync.prefetch_descriptor(map_a.atom)
                 with cute.arch.elect_one():
                     c.activations.initialise()
-                    c.rows.initialise()
-                cute.arch.mbarrier_init_fence()
-                self.ready()
+                    if cutlass.const_expr(self.split > 1):
+                        c.sums.initialise()
+                if cutlass.const_expr(self.split > 1):
+                    c.sums.expect_copies(c.sums.producer())
+                self.arrive()
+                if cutlass.const_expr(self.share > 1):
+                    cute.arch.cluster_wait()  # others arrive at its barriers, and fill
                 if cutlass.const_expr(self.ahead):
                     cute.arch.griddepcontrol_wait()
                 self.fetch(c)
+                if cutlass.const_expr(self.split > 1):
+                    cute.arch.cluster_wait()
             else:
-                self.ready()
+                if c.warp == self.warps + 1:
+                    with cute.arch.elect_one():
+                        c.rows.initialise()
+                self.arrive()
                 if c.warp == self.warps + 1:
                     self.fetch_weights(c)
                 if c.warp == self.warps + 2:
                     self.scale(c, Alpha(factors, factor * weights.FACTOR))
-            if cutlass.const_expr(self.split > 1):
-                self.sync_cluster()
+                if cutlass.const_expr(self.ctas > 1):
+                    cute.arch.cluster_wait()
         if cutlass.const_expr(self.ctas > 1):
-            self.sync_cluster()  # nobody leaves while another reads its sums or arrives at its barriers
+            cute.arch.cluster_arrive()  # nobody leaves before it and the others have what was sent
+            cute.arch.cluster_wait()
         c.activations.check()
         c.rows.check()
+        if cutlass.const_expr(self.split > 1):
+            c.sums.check()
 
     def shared_memory(self):
         @cute.struct
@@ -262,6 +282,7 @@ class Sm90PrefillGemm:
             empty: cute.struct.MemRange[Int64, self.buffers]
             rows_full: cute.struct.MemRange[Int64, self.depth]
             rows_empty: cute.struct.MemRange[Int64, self.depth]
+            sums: cute.struct.MemRange[Int64, 2]
             alpha: cute.struct.MemRange[Float32, 2]
             body: cute.struct.Align[cute.struct.MemRange[Uint8, self.smem_bytes - GROUPS_HEAD], GROUPS_HEAD]
 
@@ -277,6 +298,12 @@ class Sm90PrefillGemm:
     def weight_ring(self, smem):
         full, empty = smem.rows_full.data_ptr(), smem.rows_empty.data_ptr()
         return Ring("weights", full, empty, self.depth, fills=1, empties=self.warps, copied=self.warps * UNIT_BYTES)
+
+    def sum_ring(self, smem):
+        if self.split == 1:
+            return None
+        barriers, copied = smem.sums.data_ptr(), exchange_bytes(self.tokens, self.warps, self.split)
+        return Ring("sums", barriers, barriers + 1, 1, fills=1, empties=0, copied=copied, total=1)
 
     def units(self, c, slot):
         """Where a slot's weights are."""
@@ -295,35 +322,49 @@ class Sm90PrefillGemm:
         return cute.make_tensor(cute.recast_ptr(pointer, layout.inner), layout.outer)
 
     @cute.jit
-    def ready(self):
-        """The barriers are there, for all who use them."""
-        if cutlass.const_expr(self.share > 1):
-            self.sync_cluster()
-        else:
-            cute.arch.sync_threads()
+    def arrive(self):
+        """A warp that does not multiply has initialised what it does."""
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_warp()
+        if cutlass.const_expr(self.ctas > 1):
+            cute.arch.cluster_arrive_relaxed()
+        cute.arch.barrier_arrive(barrier_id=READY, number_of_threads=self.threads)
 
     @cute.jit
-    def sync_cluster(self):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+    def ready(self):
+        """The CTA's barriers are there, and those of others that this warp arrives at."""
+        if cutlass.const_expr(self.ctas > 1):
+            cute.arch.cluster_arrive_relaxed()
+        cute.arch.barrier(barrier_id=READY, number_of_threads=self.threads)
+        if cutlass.const_expr(self.share > 1):
+            cute.arch.cluster_wait()
+
+    def tiles(self, m, n, blocks):
+        """Of the launch; without turns, of a row of its grid."""
+        if self.most is None:
+            return blocks // self.ctas
+        return cute.ceil_div(n, self.rows * self.share) * cute.ceil_div(m, self.tokens)
 
     @cute.jit
     def place(self, c, index):
         """Of the tile of this number: the first token, and this CTA's block of rows."""
         m, n, _ = c.size
-        along, across = cute.ceil_div(m, self.tokens), cute.ceil_div(n, self.rows * self.share)
-        band = quotient(index, self.group * along)
-        width = cutlass.min(across - band * self.group, self.group)
-        within = index - band * (self.group * along)
-        row = quotient(within, width)
-        block = band * self.group + within - row * width
+        _, row, _ = cute.arch.block_idx()
+        block = index
+        if cutlass.const_expr(self.most is not None):
+            along, across = cute.ceil_div(m, self.tokens), cute.ceil_div(n, self.rows * self.share)
+            band = quotient(index, self.group * along)
+            width = cutlass.min(across - band * self.group, self.group)
+            within = index - band * (self.group * along)
+            row = quotient(within, width)
+            block = band * self.group + within - row * width
         return row * self.tokens, block * self.share + c.rank // self.split
 
     @cute.jit
     def multiply(self, c, out, bias, ld_out):
         """The warpgroup's part of the CTA's tiles, one after the other."""
         activations, count = c.activations, c.count
-        chain = weights.chain(c.size[2], count)
+        chain = weights.chain(c.size[2], count, self.dtype)
         first = cutlass.select_(c.warp < GROUP, chain, chain // 2 + 1)  # one warpgroup multiplies while another folds
         mma = self.tiled_mma()
         boxes = self.box_tensor(c)
@@ -339,6 +380,10 @@ class Sm90PrefillGemm:
         rOthers = cute.make_rmem_tensor(self.kept, Float32)
         self.ready()
         slot, before, rows = activations.consumer(), activations.consumer(), c.rows.consumer()
+        rUnit = cute.make_rmem_tensor(weights.WORDS, Int32)
+        if count > 0:
+            self.take(c, rows, rUnit)
+            rows = rows.next()
         rings = activations, activations.again()
         last = activations.again()
         index = c.cluster
@@ -350,17 +395,19 @@ class Sm90PrefillGemm:
             while unit < count:
                 held = Int32(0)
                 while unit < stop:
-                    words = self.take(c, rows)
-                    rows = rows.next()
                     for half in cutlass.range_constexpr(2):
-                        codes, scales = words[4 * half : 4 * half + 4], words[8 + 2 * half : 10 + 2 * half]
-                        self.dequantise(o.rWords[half], codes, scales)
+                        codes = [rUnit[4 * half + i] for i in range(4)]
+                        self.dequantise(o.rWords[half], codes, [rUnit[8 + 2 * half + i] for i in range(2)])
                         activations.wait_full(slot)
                         warpgroup.fence()
                         for step in cutlass.range_constexpr(STEPS):
                             sBox = o.sB[None, None, step, slot.index]
                             cute.gemm(o.mma, o.rSums, o.rA[half][None, None, step], sBox, o.rSums)
                         warpgroup.commit_group()
+                        if cutlass.const_expr(half == 1):  # noqa: SIM102 (known while tracing)
+                            if (unit + 1 < count) | (index + c.clusters < c.tiles):
+                                self.take(c, rows, rUnit, True)
+                                rows = rows.next()
                         warpgroup.wait_group(1)  # the half before this one is multiplied
                         if cutlass.const_expr(half == 1):  # noqa: SIM114 (known while tracing)
                             self.release(rings[half], before)
@@ -382,14 +429,16 @@ class Sm90PrefillGemm:
             index += c.clusters
 
     @cute.jit
-    def take(self, c, slot):
-        """The lane's words of its warp's unit: 8 of codes, 4 of scales."""
-        c.rows.wait_full(slot)
+    def take(self, c, slot, rUnit, again: cutlass.Constexpr = False):
+        """The lane's words of its warp's next unit: 8 of codes, 4 of scales."""
+        ring = c.rows.again() if cutlass.const_expr(again) else c.rows
+        ring.wait_full(slot)
         at = self.units(c, slot) + c.warp * UNIT_BYTES
         parts = at + c.lane * 16, at + c.lane * 16 + CODE_BYTES // 2, at + CODE_BYTES + c.lane // 4 * 16
-        words = [word for part in parts for word in async_copies.load_16(part)]
-        c.rows.arrive_empty(slot, range(self.warps))
-        return words
+        for i, part in enumerate(parts):
+            for j, word in enumerate(async_copies.load_16(part)):
+                rUnit[4 * i + j] = word
+        ring.arrive_empty(slot, range(self.warps))
 
     def tiled_mma(self):
         registers, k_major = warpgroup.OperandSource.RMEM, OperandMajorMode.K
@@ -459,13 +508,17 @@ class Sm90PrefillGemm:
         if first:
             cute.arch.barrier(barrier_id=ALPHA, number_of_threads=WARP * (self.warps + 1))
         if cutlass.const_expr(self.split > 1):  # a CTA has one tile
-            exchange = Exchange(body, WARP * self.warps, c.rank)
+            thread = cute.arch.thread_idx()[0]
+            own = body + self.tile_bytes + self.buffers * self.tokens * HALF * 2 + self.depth * self.warps * UNIT_BYTES
+            cute.arch.cluster_wait()  # the other's barrier is there
+            barrier = c.sums.copy_barrier(c.sums.producer(), exchange_bytes(self.tokens, self.warps, self.split))
+            exchange = Exchange(own, WARP * self.warps, c.rank, barrier.toint())
+            exchange.give(rSums, thread)
             cute.arch.barrier(barrier_id=FINISH, number_of_threads=WARP * self.warps)  # nobody reads activations
-            exchange.give(rSums, cute.arch.thread_idx()[0])
-            self.sync_cluster()
-            exchange.take(rSums, cute.arch.thread_idx()[0])
+            async_copies.wait_for_peers(barrier.toint(), 0)
+            exchange.take(rSums, thread)
             token += c.rank * tokens
-            address = body + tokens * self.rows * 4 + group * (tokens * 64 * 2)
+            address = body + group * (tokens * 64 * 2)
         if cutlass.const_expr(self.ahead):
             cute.arch.griddepcontrol_wait()
         alpha = c.smem.alpha.data_ptr().toint()

@@ -1,7 +1,7 @@
 """Many rows of activations: what `kernels/sm90_prefill.py` can be built as, and which of that a product gets.
 
 `PRESETS` were measured; which of them is best for a product is derived: that with which the multiprocessors are done
-soonest, when a tile takes as long as its products and the same time more to begin and to end.
+soonest, by a model of a tile's time that was fitted to measured ones (docs/notes/hopper.md).
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ def _split(tokens: int, rows: int, buffers: int, stages: int) -> Config:
     return Config((tokens, rows), stages=stages, pdl=True, wgmma=True, split=2, buffers=buffers)
 
 
-def _turns(tokens: int, buffers: int, stages: int, group: int = 16) -> Config:
+def _once(tokens: int, buffers: int, stages: int) -> Config:
+    """A tile a CTA."""
+    return Config((tokens, 128), stages=stages, pdl=True, wgmma=True, buffers=buffers)
+
+
+def _turns(tokens: int, buffers: int, stages: int) -> Config:
     """Clusters take tiles in turn, two CTAs of each fetch activations for one another."""
-    how = Config((tokens, 128), stages=stages, pdl=True, wgmma=True, cluster=(1, 2), buffers=buffers)
-    return replace(how, ctas=SMS, group=group)
+    return replace(_once(tokens, buffers, stages), cluster=(1, 2), ctas=SMS, group=8)
 
 
 PRESETS = (
     _split(96, 128, 10, 5),
     _split(128, 64, 10, 6),
     _split(128, 128, 8, 5),
-    _split(192, 128, 5, 4),
-    _split(256, 128, 3, 3),
-    _turns(128, 8, 5),
-    _turns(192, 5, 4),
-    _turns(256, 3, 3),
+    _split(160, 128, 6, 4),
+    _split(192, 128, 4, 4),
+    *(how(*rings) for how in (_once, _turns) for rings in ((128, 8, 5), (192, 5, 4), (256, 3, 3))),
 )
-CTA_COST = 1 << 26  # products of a weight and an activation that take as long as a CTA's beginning and end
-LEAST_ROWS = 96  # a tile takes the time of as many rows at least: activations have to come from L2
+# Times, of which only the ratios matter; that of a unit of k by a row of activations and 128 of the weight is 1.
+TILE, TURNS, ONCE = 800, 100, 60  # of a tile's ends; of taking turns, a launch; of a tile that takes none
+ROW, LEAST_ROWS = 12, 76  # a tile takes the time of more rows of activations, and of so many of the weight at least
 
 
 def serves(config: Config) -> bool:
@@ -118,7 +121,11 @@ def choose(problem: Problem, target: Target) -> Choice:
     if config.ctas is not None:
         config = replace(config, ctas=target.sms - target.sms % 2)
     (tokens, rows), ctas, waves = config.tile, _ctas(config, problem), _waves(config, problem, target)
-    together = f"k between {config.split} CTAs" if config.split > 1 else "2 CTAs fetch activations for one another"
+    together = "a CTA each"
+    if config.split > 1:
+        together = f"k between {config.split} CTAs"
+    elif config.cluster is not None:
+        together = "2 CTAs fetch activations for one another and take tiles in turn"
     reasons = (
         f"tiles of {tokens} rows of activations by {rows} of the weight, {together}: {ctas} CTAs for {target.sms} "
         f"multiprocessors, {waves} wave{'s' * (waves != 1)}: done soonest (derived)",
@@ -143,6 +150,9 @@ def _waves(config: Config, problem: Problem, target: Target) -> int:
 
 
 def _cost(config: Config, problem: Problem, target: Target) -> float:
-    """Products that the busiest multiprocessor computes, and those for which its CTAs' beginnings and ends stand."""
+    """The time of the busiest multiprocessor."""
     tokens, rows = config.tile
-    return _waves(config, problem, target) * (tokens * max(rows, LEAST_ROWS) * problem.k / config.split + CTA_COST)
+    units = -(-problem.k // (DEPTH * config.split))
+    tile = units * (tokens + ROW) * max(rows, LEAST_ROWS) / 128 + TILE
+    waves = _waves(config, problem, target)
+    return waves * tile + TURNS if config.ctas is not None else waves * (tile + ONCE)

@@ -97,6 +97,16 @@ def send_fp32x4(target: Int32, x: Float32, y: Float32, z: Float32, w: Float32, b
     )
 
 
+def wait_for_peers(barrier: Int32, parity: int) -> None:
+    """Until a phase of an mbarrier is complete: then what came from other CTAs of the cluster can be read."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred complete; AGAIN: "
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [{$r0}], {$r1}; "
+        "@!complete bra AGAIN; }",
+        read_only_args=[barrier, Int32(parity)],
+    )
+
+
 def packed(low: Float32, high: Float32, dtype: Any) -> Int32:
     """Two numbers as a word of two of `dtype`, 16 bits each."""
     kind = "bf16" if dtype is BFloat16 else "f16"

@@ -58,10 +58,14 @@ def tile_bytes(tokens: int, warps: int, split: int) -> int:
     return max((tokens // 2 - kept_sums(tokens)) * warps * 32 * 4, results)
 
 
+def exchange_bytes(tokens: int, warps: int, split: int) -> int:
+    """Of the sums that a CTA gets from another one with which it shares k."""
+    return tokens // 2 * warps * ROWS * 4 if split > 1 else 0
+
+
 def of_prefill(tokens: int, warps: int, split: int, buffers: int, depth: int) -> int:
-    """The bytes of all: what is a tile's, then boxes of activations, then weights. Where CTAs share k, sums that
-    another one finishes and results lie in their place in the end."""
+    """The bytes of all: what is a tile's, then boxes of activations, weights, and sums of another CTA. Where there are
+    such, results take the place of the first in the end."""
     boxes = buffers * tokens * (DEPTH // 2) * 2
-    in_the_end = tokens // 2 * warps * ROWS * (4 + 2) if split > 1 else 0
-    body = max(tile_bytes(tokens, warps, split) + boxes + depth * warps * UNIT_BYTES, in_the_end)
-    return GROUPS_HEAD + round_up(body, 1024)
+    held = tile_bytes(tokens, warps, split) + boxes + depth * warps * UNIT_BYTES
+    return GROUPS_HEAD + round_up(held + exchange_bytes(tokens, warps, split), 1024)

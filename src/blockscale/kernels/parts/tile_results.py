@@ -26,29 +26,30 @@ class Exchange:
     Args:
         address: of shared memory for half of a thread's sums for each of `threads`.
         rank: of this CTA in the cluster.
+        barrier: where the bytes report to that this CTA gets.
     """
 
     address: Int32
     threads: int
     rank: Int32
+    barrier: Int32
 
     def give(self, rSums, thread: Int32) -> None:
-        """The sums that the other CTA finishes."""
+        """The sums that the other CTA finishes, to its memory."""
         half = cute.size(rSums) // 2
+        there = async_copies.peer(self.address, 1 - self.rank) + thread * VECTOR_BYTES
+        barrier = async_copies.peer(self.barrier, 1 - self.rank)
         for i in range(0, half, 4):
             other = [cutlass.select_(self.rank == 0, rSums[half + i + j], rSums[i + j]) for j in range(4)]
-            async_copies.store_fp32x4(self._place(i, thread), *other)
+            async_copies.send_fp32x4(there + i // 4 * self.threads * VECTOR_BYTES, *other, barrier)
 
     def take(self, rSums, thread: Int32) -> None:
-        """The sums that this CTA finishes, which are then the first half."""
+        """The sums that this CTA finishes, which are then the first half; once all have come."""
         half = cute.size(rSums) // 2
+        here = self.address + thread * VECTOR_BYTES
         for i in range(0, half, 4):
-            there = async_copies.peer(self._place(i, thread), 1 - self.rank)
-            for j, other in enumerate(async_copies.load_peer_fp32x4(there)):
+            for j, other in enumerate(async_copies.load_fp32x4(here + i // 4 * self.threads * VECTOR_BYTES)):
                 rSums[i + j] = cutlass.select_(self.rank == 0, rSums[i + j], rSums[half + i + j]) + other
-
-    def _place(self, i: int, thread: Int32) -> Int32:
-        return self.address + (i // 4 * self.threads + thread) * VECTOR_BYTES
 
 
 @dataclass(frozen=True)
