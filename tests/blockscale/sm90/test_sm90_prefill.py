@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from operands import every_code_and_scale, same_bits, small_integers
-from weight_only import DTYPES, EPILOGUES, check, weight
+from weight_only import DTYPES, EPILOGUES, MANY, MANY_OF, MANY_SIZES, check, weight
 
 import blockscale as bs
 from blockscale import heuristics, reference
@@ -92,28 +92,25 @@ def test_what_is_chosen():
 
 # On silicon
 
-ROWS = (65, 96, 127, 128, 129, 192, 256, 384, 500, 1000, 1024, 2048)
-
 
 def product(x, w, out_dtype=torch.bfloat16, **options):
-    """`gemm` into a poisoned result, by a kernel."""
+    """`gemm` into a poisoned result."""
     out = torch.full((x.shape[0], w.shape[0]), torch.nan, dtype=out_dtype, device="cuda")
-    problem = Problem(x.shape[0], *w.shape, a="bf16")
-    return bs.gemm(x, w, out=out, out_dtype=out_dtype, config=heuristics.choose(problem, H200).config, **options)
+    return bs.gemm(x, w, out=out, out_dtype=out_dtype, **options)
 
 
 def uniform(*shape, dtype=torch.bfloat16):
     return torch.rand(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(dtype)
 
 
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (8192, 8192), (5120, 14336), (1000, 28672), (200, 776), (33, 63)])
+@pytest.mark.parametrize(("n", "k"), MANY_SIZES)
 class TestShapes:
     pytestmark = ON_SILICON
 
     def test_contract_on_positive_data(self, n, k):
         w, values = weight(n, k, positive=True)
-        x = uniform(max(ROWS), k)
-        for m in ROWS:
+        x = uniform(max(MANY), k)
+        for m in MANY:
             check(product(x[:m], w), x[:m], values)
 
     @pytest.mark.parametrize("config", prefill.PRESETS, ids=str)
@@ -132,7 +129,7 @@ class TestResults:
     def test_dtypes_alpha_bias_and_activation(self, a, out, bias, activation):
         w, values = weight(1000, 2080, unit=1 / 3000)
         row = None if bias is None else torch.randn(1000, device="cuda").to(DTYPES[bias])
-        for m in (66, 128, 200, 500):
+        for m in MANY_OF:
             x = torch.randn(m, 2080, device="cuda").to(DTYPES[a])
             y = product(x, w, DTYPES[out], alpha=-0.5, bias=row, activation=activation)
             check(y, x, values, -0.5, row, activation)
