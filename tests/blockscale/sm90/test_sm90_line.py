@@ -114,10 +114,14 @@ def test_what_is_chosen_keeps_the_contract(k, a):
 
 def test_chains_that_are_too_long_are_refused():
     four = Config((8, 64), stages=2, pdl=True, wgmma=True, k_warps=4, buffers=8)
-    for a, most in (("bf16", 21_760), ("fp16", 8192)):
+    for a, most in (("bf16", 21_760), ("fp16", 7168)):
         heuristics.check(replace(W, k=most, a=a), H200, four)
         with pytest.raises(heuristics.Unsupported, match=r"config\.k_warps: 4 parts of k = \d+ with split: too few"):
             heuristics.check(replace(W, k=most + 128, a=a), H200, four)
+    one = replace(four, k_warps=1)
+    heuristics.check(replace(W, k=768), H200, one)
+    with pytest.raises(heuristics.Unsupported, match=r"config\.k_warps: 1 parts of k = 640 with split: too few"):
+        heuristics.check(replace(W, k=640), H200, one)
     with pytest.raises(heuristics.Unsupported, match=r"config\.chunk: 4096, at most 768 for each of 2 warps along k"):
         heuristics.check(W, H200, Config((1, 64), stages=2, k_warps=2, chunk=4096, buffers=2))
 

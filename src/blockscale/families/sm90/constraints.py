@@ -103,7 +103,8 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
     parts = config.k_warps * config.split
-    if config.wgmma and chains.longest(parts) is None and not chains.kept(parts, problem.k, problem.a):
+    long = chains.longest(parts) is None and not chains.kept(parts, problem.k, problem.a)
+    if config.wgmma and (long or (parts == 1 and problem.k < chains.LEAST)):
         return Reason("config.k_warps", f"{parts} parts of k = {problem.k} with split: too few for the result contract")
     return None
 

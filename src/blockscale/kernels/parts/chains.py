@@ -14,7 +14,9 @@ from __future__ import annotations
 from blockscale.formats.fragment import DEPTH
 
 CHAIN = {1: 4, 2: 6, 3: 8}  # units of 128 k, by the parts that k is cut into
-LOSS = {"bf16": 4.75, "fp16": 6.0}  # of a sum over 1,024 k where k has four parts or more, in units of 2^-20
+LOSS = {"bf16": 4.75, "fp16": 6.25}  # of a sum over 1,024 k where k has four parts or more, in units of 2^-20
+
+LEAST = 768  # k from which one part keeps the contract: of fewer terms single sums lose up to 5 x 2^-20 in fp16
 
 
 def longest(parts: int) -> int | None:
