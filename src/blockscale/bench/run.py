@@ -24,12 +24,17 @@ TABLE = ((8192, 8192), (4096, 4096), (28672, 8192), (14336, 4096), (4096, 14336)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 UNIT = 2.0**-6  # a global scale that leaves every value exact in both dtypes
 
+MANY = ((8192, 8192), (4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (11008, 5120))
 Shape = tuple[int, int, int]
 """M, N, K."""
 
 SUITES: dict[str, list[Shape]] = {
     "table": [(m, n, k) for n, k in TABLE for m in (1, 4, 8, 16, 32, 64)],
     "grid": [(m, n, k) for n in SIZES for k in SIZES for m in ROWS],
+    "prefill": [
+        *((m, 8192, 8192) for m in (128, 192, 256, 384, 512, 1000, 1024, 2048, 4096, 8192)),
+        *((m, n, k) for n, k in MANY[1:] for m in (128, 256, 512, 1024, 2048)),
+    ],
 }
 
 

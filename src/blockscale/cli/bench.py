@@ -10,7 +10,7 @@ import typer
 from blockscale.cli.terminal import FAILED, AsJson, output, plain_table, print_json, progress, refusals, say
 
 Dtype = Literal["bf16", "fp16"]
-Suite = Literal["table", "grid"]
+Suite = Literal["table", "grid", "prefill"]
 MINIMUM_ROUNDS = 5
 
 
@@ -19,7 +19,10 @@ def bench(
     n: Annotated[int | None, typer.Argument(help="Rows of the weight.", show_default=False)] = None,
     k: Annotated[int | None, typer.Argument(help="Columns of both.", show_default=False)] = None,
     suite: Annotated[
-        Suite | None, typer.Option(help="Instead of M N K: 30 products (table) or 490 (grid).", show_default=False)
+        Suite | None,
+        typer.Option(
+            help="Instead of M N K: 30 products (table), 490 (grid), 35 of many rows (prefill).", show_default=False
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of activations and results.")] = "bf16",
     rival: Annotated[

@@ -23,9 +23,13 @@ A weight is loaded once, straight to registers, becomes a 16-bit number there an
 Activations are operand B (8 columns), so that one token costs as much as eight. Weights are asked for before anything
 else: what a CTA waits for is memory.
 
-`pdl`: the launch does not wait for the kernel before it in the stream to end. Until that has ended nothing is touched
-but weights, and these only with `ahead`, which is for weights that no kernel before it in an unbroken chain of
-overlapped launches writes, nor the one ahead of that chain.
+`pdl`: the launch does not wait for the kernel before it in the stream to end. Until that has ended L2 is asked for
+`prefetch` units of weights a warp, which is a hint, and nothing is touched but weights, and these only with `ahead`,
+which is for weights that no kernel before it in an unbroken chain of overlapped launches writes, nor the one ahead of
+that chain.
+
+The tensor core truncates what it adds (parts/chains.py): after every chunk of activations its sums go to others, which
+are added as fp32 numbers.
 
 Shared memory: barriers and alpha; each warp's sums; activations: `buffers` x tokens rows of chunk + 8 elements, the 8
 so that `ldmatrix` meets no bank twice.
@@ -42,7 +46,7 @@ from blockscale.kernels.parts import async_copies, warpmma, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
 from blockscale.kernels.parts.hopper_memory import SKEW, WARPS_HEAD, of_warps, sum_bytes
 from blockscale.kernels.parts.ring import Ring, Slot
-from blockscale.kernels.parts.sums import Finish, Sums, finish
+from blockscale.kernels.parts.sums import Finish, Sums, add_up, finish
 from blockscale.kernels.parts.weights import Stream
 
 WARP = 32
@@ -78,7 +82,7 @@ class Sm90WarpGemm:
         row_warps, k_warps: the multiplying warps, along rows of b and along k.
         depth: units of weights that a warp has in flight.
         chunk: k of a chunk of activations, a multiple of 128 x k_warps x depth. buffers: chunks in shared memory.
-        pdl, ahead: see above.
+        pdl, ahead, prefetch: see above.
         a_dtype: "fp16" or "bf16". out_dtype, bias: these or "fp32"; bias may be None. activation: None or its name.
     """
 
@@ -93,13 +97,14 @@ class Sm90WarpGemm:
         buffers,
         pdl=False,
         ahead=False,
+        prefetch=0,
         a_dtype="bf16",
         out_dtype="bf16",
         bias=None,
         activation=None,
     ):
         self.tokens, self.row_warps, self.k_warps, self.depth = tokens, row_warps, k_warps, depth
-        self.chunk, self.buffers, self.pdl, self.ahead = chunk, buffers, pdl, ahead
+        self.chunk, self.buffers, self.pdl, self.ahead, self.prefetch = chunk, buffers, pdl, ahead, prefetch
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
         self.bias, self.activation = bias, activation
         self.warps = row_warps * k_warps
@@ -166,8 +171,6 @@ class Sm90WarpGemm:
     ):
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_launch_dependents()
-            if cutlass.const_expr(not self.ahead):
-                cute.arch.griddepcontrol_wait()
         m, n, k = size
         thread, _, _ = cute.arch.thread_idx()
         row_block, token_block, _ = cute.arch.block_idx()
@@ -178,13 +181,18 @@ class Sm90WarpGemm:
         c = Context(warp, lane, cutlass.min(m - token, self.tokens), k, activations, smem.toint())
         if warp < self.warps:
             tile = cutlass.min(row_block * self.row_warps + warp % self.row_warps, cute.ceil_div(n, ROWS) - 1)
-            self.multiply(c, b.toint() + Int64(tile) * cute.ceil_div(k, DEPTH) * UNIT_BYTES)
+            rows = b.toint() + Int64(tile) * cute.ceil_div(k, DEPTH) * UNIT_BYTES
+            if cutlass.const_expr(self.prefetch > 0):
+                self.ask_l2(c, rows)
+            if cutlass.const_expr(self.pdl and not self.ahead):
+                cute.arch.griddepcontrol_wait()
+            self.multiply(c, rows)
         else:
             with cute.arch.elect_one():
                 activations.initialise()
             cute.arch.mbarrier_init_fence()
             cute.arch.barrier_arrive(barrier_id=READY, number_of_threads=self.threads)
-            if cutlass.const_expr(self.ahead):
+            if cutlass.const_expr(self.pdl):
                 cute.arch.griddepcontrol_wait()
             self.fetch(c, a.toint() + Int64(token) * ld_a * 2, ld_a)
             for i, value in enumerate(Alpha(factors, factor * weights.FACTOR).load()):
@@ -203,6 +211,14 @@ class Sm90WarpGemm:
         return Sums(smem + WARPS_HEAD, sum_bytes(self.tokens), self.row_warps, self.k_warps, 1)
 
     @cute.jit
+    def ask_l2(self, c, rows):
+        """The first units of the tile at address `rows` to L2: by one warp for all that share the tile."""
+        units = cutlass.min(cute.ceil_div(c.k, DEPTH), self.prefetch * self.k_warps)
+        if c.warp < self.row_warps:
+            with cute.arch.elect_one():
+                async_copies.ask_l2(rows, units * UNIT_BYTES)
+
+    @cute.jit
     def multiply(self, c, rows):
         """The warp's units from address `rows` on, one after the other; then its sums to shared memory."""
         lane, k, activations = c.lane, c.k, c.activations
@@ -212,7 +228,9 @@ class Sm90WarpGemm:
         for i in cutlass.range_constexpr(self.depth):
             stream = stream.load(rWeights[i])
         rSums = cute.make_rmem_tensor(4 * self.groups, Float32)
+        rTotal = cute.make_rmem_tensor(4 * self.groups, Float32)
         rSums.fill(0.0)
+        rTotal.fill(0.0)
         tokens = [cutlass.min(8 * i + lane % 8, c.tokens - 1) for i in range(self.groups)]
         within = c.smem + self.first_buffer + k_warp * (DEPTH * 2) + lane // 8 * 16
         columns = [within + token * self.pitch for token in tokens]
@@ -231,7 +249,8 @@ class Sm90WarpGemm:
                     left -= self.k_warps
             activations.arrive_empty(slot, range(self.warps))
             slot = slot.next()
-        self.sums(c.smem).keep(rSums, c.warp, lane)
+            add_up(rTotal, rSums)
+        self.sums(c.smem).keep(rTotal, c.warp, lane)
 
     @cute.jit
     def multiply_unit(self, rSums, rWeights, columns):

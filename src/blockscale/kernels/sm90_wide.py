@@ -24,10 +24,16 @@ Timeline of a warp: each half of a unit (64 k) is dequantised while the tensor c
 
 Weights are operand A (64 rows) from registers, in the same fragment order that mma.sync takes; activations are operand
 B from shared memory. CTAs begin at different places of k, since otherwise all would ask for the same activations at the
-same time. In the end sums are kept in shared memory, where the CTAs of a cluster read each other's.
+same time. In the end each CTA of a cluster finishes its share of the rows: warps write their sums to shared memory
+there, their own CTA's or another's, and one barrier of the cluster later everything is local. Few parts of k have a
+second set of sums, since what the tensor core loses of a long chain is more than the result contract allows
+(parts/chains.py).
 
-Shared memory: barriers and alpha; weights, (depth + 1) x 1152 bytes a warp, and later its sums; activations, buffers x
-2 boxes of tokens x 64 k, swizzled by 128 bytes.
+`prefetch`, `pdl`, `ahead`: as in sm90.py.
+
+Shared memory: barriers and alpha; weights, (depth + 1) x 1152 bytes a warp, in whose place its sums come later; in a
+cluster these have a place of their own; activations, buffers x 2 boxes of tokens x 64 k, swizzled by 128 bytes. All of
+it is more than half of a multiprocessor's: two CTAs would share one while another had none.
 """
 
 from dataclasses import dataclass
@@ -42,9 +48,10 @@ from cutlass.memory import SmemAllocator
 from blockscale.formats.fragment import DEPTH, ROWS, UNIT_BYTES
 from blockscale.kernels.parts import async_copies, weights
 from blockscale.kernels.parts.arithmetic import Alpha, Bias
-from blockscale.kernels.parts.hopper_memory import GROUPS_HEAD, of_groups, warp_bytes
+from blockscale.kernels.parts.chains import CHAIN
+from blockscale.kernels.parts.hopper_memory import GROUPS_HEAD, group_sums, of_groups, sum_bytes, warp_bytes
 from blockscale.kernels.parts.ring import Ring
-from blockscale.kernels.parts.sums import Finish, Sums, finish
+from blockscale.kernels.parts.sums import Finish, Sums, add_up, finish
 from blockscale.kernels.parts.weights import Slots
 from blockscale.kernels.sm90 import DTYPES, READY, WARP
 
@@ -63,6 +70,7 @@ class Context:
     first: Int32  # unit of the CTA's part of k
     count: Int32  # of units
     start: Int32  # where in these the CTA begins
+    rank: Int32  # of the CTA in its cluster
     activations: Ring
     map: cpasync.TmaInfo
     smem: Any
@@ -78,7 +86,7 @@ class Sm90GroupGemm:
         split: CTAs that share k, 1 or 2.
         depth: units of weights that a warp has in flight. buffers: units of activations, a multiple of
             k_groups and at least twice that.
-        pdl, ahead, a_dtype, out_dtype, bias, activation: as `Sm90WarpGemm`.
+        pdl, ahead, prefetch, a_dtype, out_dtype, bias, activation: as `Sm90WarpGemm`.
     """
 
     def __init__(
@@ -92,21 +100,24 @@ class Sm90GroupGemm:
         buffers,
         pdl=False,
         ahead=False,
+        prefetch=0,
         a_dtype="bf16",
         out_dtype="bf16",
         bias=None,
         activation=None,
     ):
         self.tokens, self.k_groups, self.split, self.depth = tokens, k_groups, split, depth
-        self.buffers, self.pdl, self.ahead = buffers, pdl, ahead
+        self.buffers, self.pdl, self.ahead, self.prefetch = buffers, pdl, ahead, prefetch
         self.dtype, self.out_dtype = DTYPES[a_dtype], DTYPES[out_dtype]
         self.bias, self.activation = bias, activation
         self.row_warps = GROUP * row_groups
         self.warps = self.row_warps * k_groups
         self.threads = WARP * (self.warps + 1)
         self.rows = ROWS * self.row_warps
-        self.warp_bytes = warp_bytes(tokens, depth)
-        self.smem_bytes = of_groups(tokens, self.warps, depth, buffers)
+        self.warp_bytes = warp_bytes(tokens, depth, split)
+        self.smem_bytes = of_groups(tokens, self.warps, depth, buffers, split)
+        self.own_sums = group_sums(tokens, self.warps, split)
+        self.chain = CHAIN.get(k_groups * split, 0)
 
     def __repr__(self):
         """Also in the kernel's name."""
@@ -162,8 +173,8 @@ class Sm90GroupGemm:
     ):
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_launch_dependents()
-            if cutlass.const_expr(not self.ahead):
-                cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(self.split > 1):
+            cute.arch.cluster_arrive_relaxed()
         m, n, k = size
         thread, _, _ = cute.arch.thread_idx()
         block, token_block, _ = cute.arch.block_idx()
@@ -180,6 +191,7 @@ class Sm90GroupGemm:
             first=rank * share,
             count=count,
             start=row_block % cutlass.max(count, 1),
+            rank=rank,
             activations=self.ring(smem),
             map=map_a,
             smem=smem,
@@ -187,18 +199,25 @@ class Sm90GroupGemm:
         )
         if warp < self.warps:
             tile = cutlass.min(row_block * self.row_warps + warp % self.row_warps, cute.ceil_div(n, ROWS) - 1)
-            self.multiply(c, b.toint() + (Int64(tile) * units + c.first) * UNIT_BYTES)
+            part = b.toint() + (Int64(tile) * units + c.first) * UNIT_BYTES
+            if cutlass.const_expr(self.prefetch > 0):
+                self.ask_l2(c, part)
+            if cutlass.const_expr(self.pdl and not self.ahead):
+                cute.arch.griddepcontrol_wait()
+            self.multiply(c, part)
         else:
             cpasync.prefetch_descriptor(map_a.atom)
             with cute.arch.elect_one():
                 c.activations.initialise()
             cute.arch.mbarrier_init_fence()
             cute.arch.barrier_arrive(barrier_id=READY, number_of_threads=self.threads)
-            if cutlass.const_expr(self.ahead):
+            if cutlass.const_expr(self.pdl):
                 cute.arch.griddepcontrol_wait()
             self.fetch(c)
             for i, value in enumerate(Alpha(factors, factor * weights.FACTOR).load()):
                 async_copies.store_fp32(smem.alpha.data_ptr().toint() + 4 * i, value)
+            if cutlass.const_expr(self.split > 1):
+                cute.arch.cluster_wait()
         self.sync_cluster()
         if cutlass.const_expr(self.ahead):
             cute.arch.griddepcontrol_wait()
@@ -208,8 +227,6 @@ class Sm90GroupGemm:
         results = Finish(out, self.out_dtype, ld_out, m, n, scale, offset, self.activation)
         corner = c.token, row_block * self.rows
         finish(self.sums(smem), results, corner, thread, rank, self.threads, self.tokens)
-        if cutlass.const_expr(self.split > 1):
-            self.sync_cluster()  # nobody leaves while another reads its sums
         c.activations.check()
 
     def shared_memory(self):
@@ -218,10 +235,12 @@ class Sm90GroupGemm:
             full: cute.struct.MemRange[Int64, self.buffers]
             empty: cute.struct.MemRange[Int64, self.buffers]
             alpha: cute.struct.MemRange[Float32, 2]
-            weights: cute.struct.Align[cute.struct.MemRange[Uint8, self.warps * self.warp_bytes], GROUPS_HEAD]
+            weights: cute.struct.Align[
+                cute.struct.MemRange[Uint8, self.warps * self.warp_bytes + self.own_sums], GROUPS_HEAD
+            ]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, self.buffers * self.tokens * DEPTH], 1024]
 
-        if Smem.size_in_bytes() != self.smem_bytes:
+        if Smem.size_in_bytes() > self.smem_bytes:
             raise AssertionError(f"shared memory: {Smem.size_in_bytes()} bytes, not {self.smem_bytes}")
         return SmemAllocator().allocate(Smem)
 
@@ -236,8 +255,10 @@ class Sm90GroupGemm:
         return cute.tile_to_shape(atom, (self.tokens, HALF, count), order=(0, 1, 2))
 
     def sums(self, smem):
-        first = smem.weights.data_ptr().toint()
-        return Sums(first, self.warp_bytes, self.row_warps, self.k_groups, self.split)
+        first, stride = smem.weights.data_ptr().toint(), self.warp_bytes
+        if self.split > 1:
+            first, stride = first + self.warps * self.warp_bytes, sum_bytes(self.tokens)
+        return Sums(first, stride, self.row_warps, self.k_groups, self.split)
 
     @cute.jit
     def sync_cluster(self):
@@ -246,6 +267,14 @@ class Sm90GroupGemm:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
+
+    @cute.jit
+    def ask_l2(self, c, part):
+        """The first units of the part of a tile at address `part` to L2: by one warp for all that share the tile."""
+        units = cutlass.min(c.count - c.start, self.prefetch * self.k_groups)
+        if (c.warp < self.row_warps) & (units > 0):
+            with cute.arch.elect_one():
+                async_copies.ask_l2(part + c.start * UNIT_BYTES, units * UNIT_BYTES)
 
     @cute.jit
     def multiply(self, c, tile):
@@ -264,17 +293,25 @@ class Sm90GroupGemm:
         rA = [mma.make_fragment_A(mma.partition_shape_A((64, HALF))) for _ in range(2)]
         rWords = [cute.recast_tensor(cute.make_tensor(x.iterator, cute.make_layout(8 * STEPS)), Int32) for x in rA]
         rSums = cute.make_rmem_tensor(mma.partition_shape_C((64, self.tokens)), Float32)
+        rTotal = cute.make_rmem_tensor(rSums.layout, Float32) if cutlass.const_expr(self.chain > 0) else rSums
         rSums.fill(0.0)
+        rTotal.fill(0.0)
         mma.set(warpgroup.Field.ACCUMULATE, True)
         cute.arch.barrier(barrier_id=READY, number_of_threads=self.threads)
         slot, before = self.first_slot(activations, k_group), activations.consumer()
-        unit = k_group
+        unit, chain = k_group, Int32(0)
         while unit < count:
             words, source = source.take(lane)
             for half in cutlass.range_constexpr(2):
                 self.dequantise(rWords[half], words[4 * half : 4 * half + 4], words[8 + 2 * half : 10 + 2 * half])
                 if cutlass.const_expr(half == 0):
                     activations.wait_full(slot)
+                    if cutlass.const_expr(self.chain > 0):
+                        if chain == self.chain:
+                            warpgroup.wait_group(0)
+                            add_up(_flat(rTotal), _flat(rSums))
+                            chain = Int32(0)
+                        chain += 1
                 warpgroup.fence()
                 for step in cutlass.range_constexpr(STEPS):
                     box = 2 * slot.index + half
@@ -289,9 +326,13 @@ class Sm90GroupGemm:
                 slot = slot.next()
             unit += self.k_groups
         warpgroup.wait_group(0)
+        if cutlass.const_expr(self.chain > 0):
+            add_up(_flat(rTotal), _flat(rSums))
         async_copies.wait(0)
         cute.arch.sync_warp()
-        self.sums(c.smem).keep(cute.make_tensor(rSums.iterator, cute.make_layout(cute.size(rSums))), warp, lane)
+        if cutlass.const_expr(self.split > 1):
+            cute.arch.cluster_wait()  # the others are there
+        self.sums(c.smem).keep(_flat(rTotal), warp, lane, c.rank)
 
     @cute.jit
     def first_slot(self, activations, k_group):
@@ -330,3 +371,8 @@ class Sm90GroupGemm:
                 barrier = activations.copy_barrier(slot, self.tokens * DEPTH)
                 cute.copy(c.map.atom, source, target[None, 2 * slot.index + half], tma_bar_ptr=barrier)
             slot = slot.next()
+
+
+def _flat(registers):
+    """The same registers, one after the other."""
+    return cute.make_tensor(registers.iterator, cute.make_layout(cute.size(registers)))

@@ -94,6 +94,39 @@ def test_weights_may_be_read_ahead_and_nothing_else(config):
     assert not set(found) & set(early)
 
 
+EARLY = Config((8, 64), stages=1, pdl=True, prefetch=2, wgmma=True, buffers=2)
+SHORT = [
+    (2, 40, 640, Config((2, 32), stages=1, pdl=True, prefetch=3, k_warps=2, chunk=256, buffers=2)),
+    (5, 72, 904, EARLY),
+    (9, 72, 520, replace(EARLY, tile=(16, 128), k_warps=2, split=2, buffers=4)),
+]
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@pytest.mark.parametrize(("m", "n", "k", "config"), SHORT, ids=["warps", "one chain", "a cluster's sums"])
+def test_sums_that_go_to_others(m, n, k, config, schedule):
+    """In registers where chains would be too long, and to the CTA that finishes them."""
+    plain = every_code_and_scale(n, k, positive=True)
+    x = torch.rand(m, k).half()
+    out = torch.full((m, n), torch.nan)
+    with bs.emulated("sm_90a", schedule=schedule) as gpu:
+        bs.gemm(x, plain.with_layout("fragment"), out=out, out_dtype=torch.float32, config=config)
+    check(out, x, plain)
+    assert gpu.findings == []
+
+
+def test_l2_may_be_asked_for_weights_before_the_wait_and_nothing_else_done():
+    target, problem = target_named("h200"), Problem(3, 48, 136, a="bf16")
+    family = families.of(target)
+    kernel = family.kernel(problem, target, EARLY)
+    parts = compiler.compile_function(kernel, compiler.traced_arguments(family.ENTRY, problem), target.arch, "early")
+    early = before_the_wait(parts["ptx"].decode())
+    assert early
+    assert all(line.startswith("cp.async.bulk.prefetch.L2.global ") for line in early)
+    assert family.premature(EARLY, early) == []
+    assert family.premature(EARLY, ["cp.async.bulk.shared::cluster.global [%r1], [%rd1], %r2, [%r3];"])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("m", [1, 3])
 def test_garbage_stays_where_it_is(m, dtype):

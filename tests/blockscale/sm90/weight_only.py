@@ -82,6 +82,12 @@ ODD = ((1, 15, 17, 100, 1000), (1, 15, 16, 17, 63, 64, 127, 129, 1000, 4100), (1
 """Of odd sizes N, K and M."""
 
 
+MANY = (65, 96, 127, 128, 129, 192, 256, 384, 500, 1000, 1024, 2048)
+MANY_SIZES = ((4096, 4096), (8192, 8192), (5120, 14336), (1000, 28672), (200, 776), (33, 63))
+MANY_OF = (66, 128, 200, 500)
+"""Rows of activations beyond 64, weights for them, and rows for every way to finish a product."""
+
+
 def problems():
     """Every problem whose kernel a test takes, with the configuration that it asks for or None."""
     for n, k, m in itertools.product(SIZES, SIZES, ROWS):
@@ -100,6 +106,14 @@ def problems():
     for m in ROWS:
         yield Problem(m, 1 << 20, 6144, a="bf16"), None
         yield Problem(m, 1000, 4096, a="bf16", bias="bf16"), None
+    for (n, k), m in itertools.product(MANY_SIZES, MANY):
+        yield Problem(m, n, k, a="bf16"), None
+    for (a, out, bias, activation), m in itertools.product(EPILOGUES, MANY_OF):
+        yield Problem(m, 1000, 2080, a=a, out_dtype=out, bias=bias, activation=activation), None
+    for m in (100, 128, 140, 192, 256, 520):
+        yield Problem(m, 200, 2000, a="bf16", out_dtype="fp32"), None
+        yield Problem(m, 1000, 4104, a="bf16"), None
+        yield Problem(m, 300, 1000, a="bf16"), None
     for config in candidates():
         yield Problem(64, 8192, 8192, a="bf16"), config
     for m, n, k in SUITES["table"]:

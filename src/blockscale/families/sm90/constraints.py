@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from blockscale.config import Config, Reason
+from blockscale.families.sm90 import prefill
 from blockscale.formats.fragment import DEPTH, ROWS
-from blockscale.kernels.parts import hopper_memory
+from blockscale.kernels.parts import chains, hopper_memory
 from blockscale.problem import NVFP4, Problem, Target
 
-CODE_FIELDS: tuple[str, ...] = ("tile", "stages", "pdl", "ahead", "wgmma", "k_warps", "split", "chunk", "buffers")
+CODE_FIELDS: tuple[str, ...] = (
+    *("tile", "stages", "pdl", "ahead", "prefetch", "wgmma", "k_warps", "split", "cluster", "chunk", "buffers"),
+    *("group", "ctas"),  # of many tokens
+)
 CALL_FIELDS: tuple[str, ...] = ("expand",)
 
 TOKENS = {False: (1, 2, 4, 8, 16), True: tuple(range(8, 65, 8))}  # rows of a that a CTA can take, by `wgmma`
@@ -16,11 +20,8 @@ MOST_WARPS = {False: 31, True: 28}  # that multiply, by `wgmma`: one more fetche
 STAGES = range(1, 9)
 BUFFERS = range(1, 17)
 SPLITS = (1, 2)
+PREFETCH = range(17)  # units of a warp that L2 is asked for before the kernel ahead has ended
 MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
-# What tensor cores lose of a sum of positive numbers over 1,024 k of a part of k, in units of 2^-20: so many parts or
-# more, the loss (benchmarks/records/hopper-errors.json). The contract allows 4 and 1 more for each 1,024 k, so that k
-# has to be cut into parts whose sums are added in fp32.
-LOSS = ((4, 4.75), (2, 5.2), (1, 5.6))
 
 
 def unsupported(problem: Problem, target: Target) -> Reason | None:
@@ -36,6 +37,8 @@ def unsupported(problem: Problem, target: Target) -> Reason | None:
 
 def unbuildable(config: Config, target: Target) -> Reason | None:
     """Why there can be no such kernel, for any problem, or None."""
+    if prefill.serves(config):
+        return prefill.unbuildable(config, target)
     tokens, rows = config.tile
     unit = GROUP * ROWS if config.wgmma else ROWS
     allowed = TOKENS[config.wgmma]
@@ -46,12 +49,18 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
     most = MOST_WARPS[config.wgmma]
     if config.k_warps < 1 or warps(config) > most:
         return Reason("config.k_warps", f"{config.k_warps}: {warps(config)} warps, expected 1 to {most} in a CTA")
-    for name, values in (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS)):
+    ranges = (("stages", STAGES), ("buffers", BUFFERS), ("split", SPLITS), ("prefetch", PREFETCH))
+    for name, values in ranges:
         if getattr(config, name) not in values:
             expected = ", ".join(map(str, values))
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected one of {expected}")
     if config.ahead and not config.pdl:
         return Reason("config.ahead", "True, expected False without pdl")
+    if config.prefetch and not config.pdl:
+        return Reason("config.prefetch", f"{config.prefetch}, expected 0 without pdl")
+    for name, only in (("cluster", None), ("ctas", None), ("group", 1)):
+        if getattr(config, name) != only:
+            return Reason(f"config.{name}", f"{getattr(config, name)}, expected {only} with so few rows")
     reason = _unbuildable_group(config) if config.wgmma else _unbuildable_warp(config)
     if reason is not None:
         return reason
@@ -66,6 +75,10 @@ def _unbuildable_warp(config: Config) -> Reason | None:
     turn = DEPTH * config.k_warps * config.stages
     if config.chunk is None or config.chunk < 1 or config.chunk % turn:
         return Reason("config.chunk", f"{config.chunk}, expected a multiple of {DEPTH} x k_warps x stages = {turn}")
+    longest = chains.longest(min(config.k_warps, max(chains.CHAIN))) or 0
+    if config.chunk > longest * config.k_warps:
+        reason = f"at most {longest} for each of {config.k_warps} warps along k, for the result contract"
+        return Reason("config.chunk", f"{config.chunk}, {reason}")
     if config.split != 1:
         return Reason("config.split", f"{config.split}, expected 1 without wgmma")
     return None
@@ -92,14 +105,10 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
     parts = config.k_warps * config.split
-    if loss(parts) * problem.k > parts * (4096 + problem.k):
+    long = chains.longest(parts) is None and not chains.kept(parts, problem.k, problem.a)
+    if config.wgmma and (long or (parts == 1 and problem.k < chains.LEAST)):
         return Reason("config.k_warps", f"{parts} parts of k = {problem.k} with split: too few for the result contract")
     return None
-
-
-def loss(parts: int) -> float:
-    """Of `LOSS`, with k in so many parts."""
-    return next(loss for least, loss in LOSS if parts >= least)
 
 
 def warps(config: Config) -> int:
@@ -109,11 +118,13 @@ def warps(config: Config) -> int:
 
 def smem(config: Config) -> int:
     """Bytes of shared memory."""
+    if prefill.serves(config):
+        return prefill.smem(config)
     tokens = config.tile[0]
     assert config.stages is not None
     assert config.buffers is not None
     if config.wgmma:
-        return hopper_memory.of_groups(tokens, warps(config), config.stages, config.buffers)
+        return hopper_memory.of_groups(tokens, warps(config), config.stages, config.buffers, config.split)
     assert config.chunk is not None
     _, whole = hopper_memory.of_warps(tokens, warps(config), config.chunk, config.buffers)
     return whole

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blockscale.config import Config
 from blockscale.entry import Entry, Pointer
+from blockscale.families.sm90 import prefill
 from blockscale.families.sm90.constraints import GROUP
 from blockscale.formats import fragment
 from blockscale.formats.fragment import ROWS
@@ -23,6 +24,7 @@ ACTIVATION = "bf16"
 _LOADS_WEIGHTS = re.compile(
     r"(@!?%?\w+\s+)?(ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.b32|cp\.async\.cg\.shared\.global\.L2::256B)\s"
 )
+_ASKS_L2 = "cp.async.bulk.prefetch.L2.global "  # what is there does not become the program's by it
 LAYOUTS: Mapping[str, str] = {"a": LINEAR, "b": FRAGMENT}
 ENTRY = Entry(
     pointers={
@@ -52,7 +54,10 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
     wide: Any = hopper.Sm90GroupGemm
     tokens, rows = config.tile
     of = {"a_dtype": problem.a, "out_dtype": problem.out_dtype, "bias": problem.bias, "activation": problem.activation}
-    rings = {"depth": config.stages, "buffers": config.buffers, "pdl": config.pdl, "ahead": config.ahead}
+    early = {"pdl": config.pdl, "ahead": config.ahead, "prefetch": config.prefetch}
+    rings = {"depth": config.stages, "buffers": config.buffers, **early}
+    if prefill.serves(config):
+        return prefill.kernel(config, **of)
     if config.wgmma:
         groups = {"row_groups": rows // (GROUP * ROWS), "k_groups": config.k_warps, "split": config.split}
         return wide(tokens, **groups, **rings, **of)
@@ -61,8 +66,11 @@ def kernel(problem: Problem, target: Target, config: Config) -> Any:
 
 def premature(config: Config, early: list[str]) -> list[str]:
     """Of the instructions on global memory that come before the wait, those that may not: with `ahead` all that do not
-    load weights, otherwise all."""
-    return [x for x in early if not (config.ahead and _LOADS_WEIGHTS.match(x))]
+    load weights, otherwise all but those that ask L2 for something."""
+    if prefill.serves(config):
+        return prefill.premature(config, early)
+    loads = [x for x in early if not x.startswith(_ASKS_L2)]
+    return [x for x in loads if not (config.ahead and _LOADS_WEIGHTS.match(x))]
 
 
 def tensors(

@@ -167,6 +167,15 @@ class Ring:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.empty + slot.index, self.home)
 
+    @cute.jit
+    def arrive_empty_in(self, slot: Slot, warps: range, ctas: int) -> None:
+        """The same arrivals at the slot of each of the cluster's `ctas`."""
+        self.traced["empties"] += len(warps)
+        cute.arch.sync_warp()
+        lane = cute.arch.lane_idx()
+        if lane < ctas:
+            cute.arch.mbarrier_arrive(self.empty + slot.index, lane)
+
     def check(self) -> None:
         """After all roles are traced.
 

@@ -15,44 +15,69 @@ from blockscale.kernels.parts.hopper_memory import PITCH
 VECTOR = 4  # rows that a thread finishes at a time
 
 
+def add_up(rTotal: Any, rSums: Any) -> None:
+    """The tensor core's sums to their total, rounded to nearest; they go on from zero."""
+    for i in range(cute.size(rSums)):
+        rTotal[i] = rTotal[i] + rSums[i]
+        rSums[i] = Float32(0.0)
+
+
 @dataclass(frozen=True)
 class Sums:
-    """In shared memory, of every warp of a CTA, and of each CTA of its cluster alike: tokens x 16 rows in fp32.
+    """In shared memory: of every warp tokens x 16 rows in fp32.
 
-    Warps come in the order (part of k, tile of rows). A warp's sums begin `warp_bytes` after those of the one before.
+    A CTA finishes its share of the tiles of rows, and has of each the sums of all parts of k. In a cluster it gets the
+    other CTAs' from them. Sums come in the order (part of k, tile of the share).
 
     Args:
-        address: of the first warp's sums.
+        address: of the first sums.
+        stride: bytes from one warp's sums to the next.
         row_warps, k_warps, ranks: tiles of rows, parts of k in a CTA, CTAs of a cluster, which are parts of k too.
     """
 
     address: Int32
-    warp_bytes: int
+    stride: int
     row_warps: int
     k_warps: int
     ranks: int
 
-    def keep(self, rSums: Any, warp: Int32, lane: Int32) -> None:
-        """Fragments of 16 rows x 8 tokens: a lane 4g + t has tokens 2t and 2t + 1 of rows g and g + 8."""
-        place = self.address + warp * self.warp_bytes + (lane % 4 * 2 * PITCH + lane // 4) * 4
+    @property
+    def share(self) -> int:
+        """Tiles of rows that a CTA finishes."""
+        return self.row_warps // self.ranks
+
+    @cute.jit
+    def keep(self, rSums, warp, lane, rank=0):
+        """Of this warp of the CTA of that rank, where it belongs; warps come in the order (part of k, tile of rows).
+
+        Fragments of 16 rows x 8 tokens: a lane 4g + t has tokens 2t and 2t + 1 of rows g and g + 8.
+        """
+        tile = warp % self.row_warps
+        part = rank * self.k_warps + warp // self.row_warps
+        place = self.address + (part * self.share + tile % self.share) * self.stride
+        place += (lane % 4 * 2 * PITCH + lane // 4) * 4
+        if cutlass.const_expr(self.ranks == 1):
+            self.store(rSums, place, async_copies.store_fp32)
+        else:
+            home = tile // self.share
+            if home == rank:
+                self.store(rSums, place, async_copies.store_fp32)
+            else:
+                self.store(rSums, async_copies.peer(place, home), async_copies.store_peer_fp32)
+
+    def store(self, rSums: Any, place: Int32, store: Any) -> None:
         for i in range(cute.size(rSums) // 4):
             for j in range(4):
-                async_copies.store_fp32(place + ((8 * i + j % 2) * PITCH + j // 2 * 8) * 4, rSums[4 * i + j])
+                store(place + ((8 * i + j % 2) * PITCH + j // 2 * 8) * 4, rSums[4 * i + j])
 
     def total(self, token: Int32, row: Int32) -> list[Any]:
-        """Of VECTOR rows from `row` on, a multiple of that; parts of k in their order."""
-        first = self.address + row // ROWS * self.warp_bytes + (token * PITCH + row % ROWS) * 4
-        parts = []
-        for rank in range(self.ranks):
-            for k_warp in range(self.k_warps):
-                source = first + k_warp * self.row_warps * self.warp_bytes
-                if self.ranks == 1:
-                    parts.append(async_copies.load_fp32x4(source))
-                else:
-                    parts.append(async_copies.load_peer_fp32x4(source, Int32(rank)))
-        sums = list(parts[0])
-        for part in parts[1:]:
-            sums = [x + y for x, y in zip(sums, part, strict=True)]
+        """Of VECTOR rows from `row` of the share on, a multiple of that; parts of k in their order."""
+        first = self.address + row // ROWS * self.stride + (token * PITCH + row % ROWS) * 4
+        step = self.share * self.stride
+        sums = list(async_copies.load_fp32x4(first))
+        for part in range(1, self.ranks * self.k_warps):
+            added = async_copies.load_fp32x4(first + part * step)
+            sums = [x + y for x, y in zip(sums, added, strict=True)]
         return sums
 
 
@@ -101,11 +126,13 @@ class Finish:
 
 @cute.jit
 def finish(sums: Sums, finish: Finish, corner, thread, rank, threads: int, tokens: int):
-    """Every thread of the cluster finishes its share of the tokens x rows whose first are at `corner` of the output."""
-    width = sums.row_warps * ROWS // VECTOR
-    for i in cutlass.range_constexpr(-(-tokens * width // (threads * sums.ranks))):
-        at = thread + (i * sums.ranks + rank) * threads
-        _finish_vector(sums, finish, corner, at // width, at % width * VECTOR, tokens)
+    """Every thread of the CTA finishes some of its share of the tokens x rows whose first are at `corner` of the
+    output."""
+    width = sums.share * ROWS // VECTOR
+    first = corner[0], corner[1] + rank * (sums.share * ROWS)
+    for i in cutlass.range_constexpr(-(-tokens * width // threads)):
+        at = thread + i * threads
+        _finish_vector(sums, finish, first, at // width, at % width * VECTOR, tokens)
 
 
 @cute.jit
