@@ -101,8 +101,7 @@ def gemm(
 
 def config_for(m: int, n: int, k: int, *, gpu: str | None = None, groups: int | None = None) -> Config:
     """The configuration that `gemm` would choose for (m, k) x (n, k) in NVFP4, with bf16 results; on Hopper the
-    activation is bf16 and the weight in layout "fragment", and from 4,096 rows on `gemm` takes a configuration only
-    where it is given one, and expands the weight otherwise.
+    activation is bf16 and the weight in layout "fragment".
 
     Args:
         gpu: a GPU ("b200") or an architecture ("sm_100a"); None for the emulated or the current GPU.

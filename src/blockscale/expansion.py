@@ -1,5 +1,5 @@
-"""Code x scale as bf16 or fp16, by a GPU's kernel or the software GPU's: operands of torch's matmul, and of kernels
-that multiply by such activations. Nothing is waited for and no value is looked at."""
+"""Code x scale as bf16 or fp16, by a GPU's kernel or the software GPU's: operands of cuBLAS, and of kernels that
+multiply by such activations. Nothing is waited for and no value is looked at."""
 
 from __future__ import annotations
 

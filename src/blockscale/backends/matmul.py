@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,11 +97,16 @@ def product(
     checked = arguments.check_alpha(alpha, out.device)
     factor, tensor = (1.0, checked) if isinstance(checked, Tensor) else (checked, one)
     unit = a.global_scale if isinstance(a, NVFP4Tensor) else one
-    factors = Factors(unit, b.global_scale, tensor, factor, torch.empty(2, device=out.device), folded=True)
+    factors = Factors(unit, b.global_scale, tensor, factor, _pair(out.device), folded=True)
     x = expand(launcher, a) if isinstance(a, NVFP4Tensor) else a
     shared = _Product(launcher, one, factors, bias, activation, strip)
     for rows, matrix, result in _matrices(x, weight, out):
         _by_strips(shared, rows, matrix, result)
+
+
+def _pair(device: torch.device) -> Tensor:
+    """Two fp32 numbers, whatever the caller's default dtype."""
+    return torch.empty(2, dtype=torch.float32, device=device)
 
 
 def _matrices(x: Tensor, weight: NVFP4Tensor, out: Tensor) -> Iterator[tuple[Tensor, NVFP4Tensor, Tensor]]:
@@ -117,7 +123,7 @@ def _matrices(x: Tensor, weight: NVFP4Tensor, out: Tensor) -> Iterator[tuple[Ten
         yield rows, _matrix(weight, 0), result.view(-1, out.shape[-1])
         out.copy_(result)
         return
-    numbers = torch.arange(math.prod(weight.shape[:-2])).view(weight.shape[:-2]).expand(batch)
+    numbers = np.broadcast_to(np.arange(math.prod(weight.shape[:-2])).reshape(weight.shape[:-2]), batch)
     wide = x.expand(*batch, -1, -1)
     for at in itertools.product(*map(range, batch)):
         yield from _matrices(wide[at], _matrix(weight, int(numbers[at])), out[at])

@@ -102,7 +102,7 @@ def _by_kernel(a: NVFP4Tensor | Tensor, b: NVFP4Tensor, out: Tensor | NVFP4Tenso
 
 
 def check(a: NVFP4Tensor | Tensor, invariant: bool, config: Config | None = None) -> None:
-    """What torch's matmul is not asked for.
+    """What only kernels do.
 
     Raises:
         ValueError: invariant results or a configuration are asked for, or fp32 ones while torch multiplies fp32 in
