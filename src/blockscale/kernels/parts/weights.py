@@ -66,7 +66,7 @@ PACKED = {cutlass.BFloat16: "bf16x2", cutlass.Float16: "f16x2"}
 
 CHAIN_K = 4096  # see `chain`
 CHAIN_LOSS = {cutlass.BFloat16: 6, cutlass.Float16: 7}
-SINGLE = 4
+SINGLE = 2  # units that may be one chain
 
 
 def chain(k: Int32, count: Int32, dtype: Any) -> Int32:
