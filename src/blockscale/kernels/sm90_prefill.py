@@ -383,7 +383,6 @@ class Sm90PrefillGemm:
         rUnit = cute.make_rmem_tensor(weights.WORDS, Int32)
         if count > 0:
             self.take(c, rows, rUnit)
-            rows = rows.next()
         rings = activations, activations.again()
         last = activations.again()
         index = c.cluster
@@ -404,10 +403,11 @@ class Sm90PrefillGemm:
                             sBox = o.sB[None, None, step, slot.index]
                             cute.gemm(o.mma, o.rSums, o.rA[half][None, None, step], sBox, o.rSums)
                         warpgroup.commit_group()
-                        if cutlass.const_expr(half == 1):  # noqa: SIM102 (known while tracing)
+                        if cutlass.const_expr(half == 1):
+                            c.rows.arrive_empty(rows, range(self.warps))  # all its words have been dequantised
+                            rows = rows.next()
                             if (unit + 1 < count) | (index + c.clusters < c.tiles):
-                                self.take(c, rows, rUnit, True)
-                                rows = rows.next()
+                                self.take(c, rows, rUnit)
                         warpgroup.wait_group(1)  # the half before this one is multiplied
                         if cutlass.const_expr(half == 1):  # noqa: SIM114 (known while tracing)
                             self.release(rings[half], before)
@@ -429,16 +429,14 @@ class Sm90PrefillGemm:
             index += c.clusters
 
     @cute.jit
-    def take(self, c, slot, rUnit, again: cutlass.Constexpr = False):
+    def take(self, c, slot, rUnit):
         """The lane's words of its warp's next unit: 8 of codes, 4 of scales."""
-        ring = c.rows.again() if cutlass.const_expr(again) else c.rows
-        ring.wait_full(slot)
+        c.rows.wait_full(slot)
         at = self.units(c, slot) + c.warp * UNIT_BYTES
         parts = at + c.lane * 16, at + c.lane * 16 + CODE_BYTES // 2, at + CODE_BYTES + c.lane // 4 * 16
         for i, part in enumerate(parts):
             for j, word in enumerate(async_copies.load_16(part)):
                 rUnit[4 * i + j] = word
-        ring.arrive_empty(slot, range(self.warps))
 
     def tiled_mma(self):
         registers, k_major = warpgroup.OperandSource.RMEM, OperandMajorMode.K

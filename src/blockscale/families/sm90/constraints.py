@@ -101,6 +101,8 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     reason = unbuildable(config, target)
     if reason is not None:
         return reason
+    if prefill.serves(config):
+        return prefill.unfit(problem, config)
     tiles = -(-problem.m * problem.batch // config.tile[0])
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")

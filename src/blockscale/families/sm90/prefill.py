@@ -20,6 +20,8 @@ TOKENS = range(96, 257, 32)  # rows of a that a CTA can take
 TILE_ROWS = (64, 128)
 GROUP = 4  # warps of a warpgroup
 BUFFERS = range(2, 17)
+MOST_TOKEN_TILES = 65_535  # of a grid's second dimension
+MOST_GROUP = 1024
 STAGES = range(1, 9)
 CLUSTERS = (None, (1, 2))
 SMS = 132  # of the GPU that was measured
@@ -84,9 +86,19 @@ def unbuildable(config: Config, target: Target) -> Reason | None:
             return Reason(f"config.{name}", f"{value}, expected at least {least}")
     if config.ahead and not config.pdl:
         return Reason("config.ahead", "True, expected False without pdl")
+    if config.group > MOST_GROUP:
+        return Reason("config.group", f"{config.group}, expected at most {MOST_GROUP}")
     needed = smem(config)
     if needed > target.smem:
         return Reason("config.buffers", f"{config.buffers}: {needed:,} bytes of shared memory, at most {target.smem:,}")
+    return None
+
+
+def unfit(problem: Problem, config: Config) -> Reason | None:
+    """Why a kernel does not do `problem`; None where it does. Chains end in time for any K."""
+    tiles = -(-problem.m * problem.batch // config.tile[0])
+    if config.ctas is None and tiles > MOST_TOKEN_TILES:
+        return Reason("config.tile", f"{tiles} of {config.tile[0]} rows, at most {MOST_TOKEN_TILES} without turns")
     return None
 
 
