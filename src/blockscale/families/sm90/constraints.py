@@ -106,8 +106,6 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     tiles = -(-problem.m * problem.batch // config.tile[0])
     if tiles > MOST_TOKEN_TILES:
         return Reason("config.tile", f"{tiles} tiles of {config.tile[0]} rows, at most {MOST_TOKEN_TILES}")
-    if prefill.serves(config):
-        return None  # it cuts any k into chains that are short enough
     parts = config.k_warps * config.split
     long = chains.longest(parts) is None and not chains.kept(parts, problem.k, problem.a)
     if config.wgmma and (long or (parts == 1 and problem.k < chains.LEAST)):
