@@ -150,6 +150,16 @@ class TestResults:
         for _ in range(50):
             assert same_bits(product(x, w), first)
 
+    @pytest.mark.parametrize("config", prefill.PRESETS, ids=str)
+    def test_the_same_bits_when_launches_overlap_and_weights_are_in_l2(self, config):
+        w, values = weight(2048, 4096)
+        x = uniform(8 * config.tile[0], 4096)
+        results = torch.full((50, len(x), 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+        for out in results:
+            bs.gemm(x, w, out=out, config=config)
+        check(results[0], x, values)
+        assert same_bits(results, results[:1].expand_as(results).contiguous())
+
     def test_rows_of_a_larger_result(self):
         w, values = weight(300, 1000)
         wide = torch.full((140, 305), torch.nan, dtype=torch.bfloat16, device="cuda")
