@@ -297,7 +297,8 @@ class Sm90PrefillGemm(Stage):
                             cute.gemm(o.mma, o.rSums, o.rA[half][None, None, step], sBox, o.rSums)
                         warpgroup.commit_group()
                         if cutlass.const_expr(half == 1):
-                            c.rows.arrive_empty(rows, range(self.warps))  # all its words have been dequantised
+                            cute.arch.fence_view_async_shared()  # all its words have been dequantised
+                            c.rows.arrive_empty(rows, range(self.warps))
                             rows = rows.next()
                             if (unit + 1 < count) | (index + c.clusters < c.tiles):
                                 self.take(c, rows, rUnit)
