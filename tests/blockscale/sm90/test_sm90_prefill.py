@@ -8,8 +8,8 @@ from operands import every_code_and_scale, same_bits, small_integers
 from weight_only import DTYPES, EPILOGUES, MANY, MANY_OF, MANY_SIZES, check, weight
 
 import blockscale as bs
-from blockscale import heuristics, reference
-from blockscale.families.sm90 import prefill
+from blockscale import heuristics, reference, store
+from blockscale.families.sm90 import launch, prefill
 from blockscale.problem import Problem, target_named
 
 H200 = target_named("h200")
@@ -81,6 +81,11 @@ def test_what_can_be_built():
     ):
         with pytest.raises(heuristics.Unsupported, match=words):
             heuristics.check(problem, H200, replace(SPLIT, **({"split": 1} | change)))
+
+
+def test_a_kernels_key_depends_on_its_text():
+    names = {path.name for path in store._imported(launch.KERNEL)}
+    assert {"sm90.py", "sm90_wide.py", "sm90_prefill.py", "prefill_stage.py", "tile_results.py"} <= names
 
 
 def test_what_is_chosen():

@@ -112,9 +112,9 @@ def smem(config: Config) -> int:
 
 def kernel(config: Config, **of: str | None) -> Any:
     """The kernel, of these types and this bias and activation. Imports the compiler."""
-    from blockscale.kernels import sm90_prefill
+    from blockscale.kernels import hopper
 
-    build: Any = sm90_prefill.Sm90PrefillGemm  # of modules without types
+    build: Any = hopper.Sm90PrefillGemm  # of modules without types
     (tokens, rows), (_, share) = config.tile, config.cluster or (1, 1)
     shape = {"row_groups": rows // (GROUP * ROWS), "share": share, "split": config.split}
     rings = {"buffers": config.buffers, "depth": config.stages}
