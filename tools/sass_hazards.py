@@ -1,4 +1,4 @@
-"""Hazards of compiled kernels that no emulator of PTX can see, since the compiler makes them of a right order in PTX.
+"""Hazards of compiled kernels that running their PTX does not show, since they lie in what the compiler makes of it.
 
     python tools/sass_hazards.py [--all] KERNEL...
 
@@ -13,9 +13,9 @@ instruction waits for its scoreboard no SYNCS.ARRIVE may tell a producer that th
 
 Which memory an LDS reads is not followed, so what is found may be innocent: a load of memory that nobody refills, or
 of another slot. A warp that waits for a barrier (SYNCS.PHASECHK) mostly goes on to the slot that it then gives back, so
-only loads since the last such wait count; `--all` counts those before it too, such as those of a warp's own ring. A
-fence is taken to wait for the loads before it, and a CALL to leave alone what runs; BRX, a branch to an address in a
-register, is not followed.
+only loads since the last such wait count, and none after a wait for the warp's own copies (LDGSTS, DEPBAR), which fill
+slots that it gives nobody. `--all` counts these too. A fence is taken to wait for the loads before it, and a CALL to
+leave alone what runs; BRX, a branch to an address in a register, is not followed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ PREDICATE = re.compile(r"U?P[T\d]")
 WITHOUT_RESULT = re.compile(r"[A-Z]*SETP|FCHK|BAR|NANOSLEEP|WARPSYNC|RET|BRX|JMX")  # first operand: read, if a register
 # Arrivals that announce bytes to come (the register after the barrier is their number) free nothing.
 ARRIVAL = re.compile(r"SYNCS\.ARRIVE\.\S*A1T0")
+BARRIER = "SYNCS.PHASECHK"
 ALL = 0b111111  # scoreboards
 OPEN, MOST = -1, 8  # groups committed after a GMMA's: its own is not yet; no wait leaves more than seven running
 
@@ -167,19 +168,31 @@ def sums(code: list[Instruction]) -> Iterator[str]:
                 break
 
 
-def slots(code: list[Instruction], before_wait: bool = False) -> Iterator[str]:
-    """Arrivals while an LDS may still read, one that was issued before the last wait for a barrier if told so."""
+def slots(code: list[Instruction], every: bool = False) -> Iterator[str]:
+    """Arrivals while an LDS may still read: one since the last wait for a barrier, or every one if told so."""
+    ignored = set() if every else own_loads(code)
 
     def step(at: int, running: Running) -> Running:
-        other_slot = code[at].opcode.startswith("SYNCS.PHASECHK") and not before_wait
-        running = {} if other_slot else waited(code[at], running)
-        if code[at].opcode.startswith("LDS") and code[at].scoreboard < 6:
-            return {**running, at: code[at].scoreboard}
-        return running
+        x = code[at]
+        running = {} if x.opcode.startswith(BARRIER) and not every else waited(x, running)
+        counted = x.opcode.startswith("LDS") and x.scoreboard < 6 and at not in ignored
+        return {**running, at: x.scoreboard} if counted else running
 
     for x, running in zip(code, reaching(code, step), strict=True):
         if ARRIVAL.match(x.opcode) and (reads := waited(x, running)):
             yield f"{x} while {code[min(reads)]} may still read"
+
+
+def own_loads(code: list[Instruction]) -> set[int]:
+    """What comes, whichever way, after a wait for the warp's own copies without one for a barrier since."""
+    copies = any(x.opcode == "LDGDEPBAR" for x in code)
+
+    def step(at: int, last: Running) -> Running:  # of the last wait: 0 for a barrier, 1 for copies
+        if code[at].opcode.startswith(BARRIER):
+            return {0: 0}
+        return {0: 1} if copies and code[at].opcode.startswith("DEPBAR") else last
+
+    return {i for i, last in enumerate(reaching(code, step)) if last == {0: 1}}
 
 
 def waited(x: Instruction, running: Running) -> Running:
@@ -190,8 +203,8 @@ def waited(x: Instruction, running: Running) -> Running:
     return {i: scoreboard for i, scoreboard in running.items() if not zero >> scoreboard & 1}
 
 
-def hazards(code: list[Instruction], before_wait: bool = False) -> list[str]:
-    return [*sums(code), *slots(code, before_wait)]
+def hazards(code: list[Instruction], every: bool = False) -> list[str]:
+    return [*sums(code), *slots(code, every)]
 
 
 def listings(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:

@@ -34,11 +34,11 @@ def listing(*rows):
     return text
 
 
-def found(*rows, before_wait=False):
+def found(*rows, every=False):
     ((name, code),) = kernels(listing(*rows))
     assert name == "small"
     assert len(code) == len(rows) + 1
-    return hazards(code, before_wait)
+    return hazards(code, every)
 
 
 def test_a_sum_is_read_across_a_back_edge():
@@ -114,9 +114,15 @@ def test_an_arrival_that_announces_bytes_frees_nothing():
     assert found(FULL, LOAD, "@P0 SYNCS.ARRIVE.TRANS64 RZ, [UR4], R5") == []
 
 
-def test_loads_before_a_wait_count_if_told():
-    assert found(LOAD, FULL, FREE) == []
-    assert len(found(LOAD, FULL, FREE, before_wait=True)) == 1
+@pytest.mark.parametrize("innocent", [(LOAD, FULL, FREE), ("LDGDEPBAR", FULL, "DEPBAR.LE SB0, 0x1", LOAD, FREE)])
+def test_loads_of_another_slot_count_if_told(innocent):
+    assert found(*innocent) == []
+    assert len(found(*innocent, every=True)) == 1
+
+
+def test_loads_after_a_barrier_count_beside_copies_of_the_warps_own():
+    assert len(found("LDGDEPBAR", "DEPBAR.LE SB0, 0x1", FULL, LOAD, FREE)) == 1
+    assert len(found("LDGDEPBAR", FULL, "@P2 BRA 0x40", "DEPBAR.LE SB0, 0x1", LOAD, FREE)) == 1
 
 
 def test_the_command(tmp_path, capsys):
