@@ -11,11 +11,13 @@ is issued, and until a WARPGROUP.DEPBAR has waited for its group its accumulator
 its operands in registers not written. *Slots*: an LDS reads shared memory some time after it is issued, and until an
 instruction waits for its scoreboard no SYNCS.ARRIVE may tell a producer that the memory is free to be filled again.
 
-Which memory an LDS reads is not followed, so what is found may be innocent: a load of memory that nobody refills, or
-of another slot. A warp that waits for a barrier (SYNCS.PHASECHK) mostly goes on to the slot that it then gives back, so
-only loads since the last such wait count, and none after a wait for the warp's own copies (LDGSTS, DEPBAR), which fill
-slots that it gives nobody. `--all` counts these too. A fence is taken to wait for the loads before it, and a CALL to
-leave alone what runs; BRX, a branch to an address in a register, is not followed.
+Which memory an LDS reads is not followed, but which ring it is of: that of the barrier that the warp waited for last
+(SYNCS.PHASECHK), by the offset in its address. Who fills a ring waits at an offset and announces bytes at another, and
+so tells which full and empty barriers belong together. Loads of other rings than the one given back do not count, nor
+do those after a wait for the warp's own copies (LDGSTS, DEPBAR); where no filler is seen, all do. `--all` counts every
+load, for listings whose offsets say nothing. What is found may still be innocent: a load of another slot of the ring.
+A fence is taken to wait for the loads before it, and a CALL to leave alone what runs; BRX, a branch to an address in a
+register, is not followed.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ REGISTER = re.compile(r"\bR(\d+)(\.64)?\b")
 PREDICATE = re.compile(r"U?P[T\d]")
 WITHOUT_RESULT = re.compile(r"[A-Z]*SETP|FCHK|BAR|NANOSLEEP|WARPSYNC|RET|BRX|JMX")  # first operand: read, if a register
 # Arrivals that announce bytes to come (the register after the barrier is their number) free nothing.
+ANNOUNCED = re.compile(r"SYNCS\.ARRIVE\.TRANS64")
 ARRIVAL = re.compile(r"SYNCS\.ARRIVE\.\S*A1T0")
-BARRIER = "SYNCS.PHASECHK"
+OWN_COPIES = -1  # in place of a barrier's offset
 ALL = 0b111111  # scoreboards
 OPEN, MOST = -1, 8  # groups committed after a GMMA's: its own is not yet; no wait leaves more than seven running
 
@@ -169,30 +172,53 @@ def sums(code: list[Instruction]) -> Iterator[str]:
 
 
 def slots(code: list[Instruction], every: bool = False) -> Iterator[str]:
-    """Arrivals while an LDS may still read: one since the last wait for a barrier, or every one if told so."""
-    ignored = set() if every else own_loads(code)
+    """Arrivals while an LDS of the ring given back may still read, or any LDS if told so."""
+    waits = last_waits(code)
+    filled = rings(code, waits)
+    given = {offset(x) for x in code if ARRIVAL.match(x.opcode)} & filled.keys()
+    others = set().union(*(full for empty, full in filled.items() if empty not in given))
 
     def step(at: int, running: Running) -> Running:
-        x = code[at]
-        running = {} if x.opcode.startswith(BARRIER) and not every else waited(x, running)
-        counted = x.opcode.startswith("LDS") and x.scoreboard < 6 and at not in ignored
+        x, running = code[at], waited(code[at], running)
+        counted = x.opcode.startswith("LDS") and x.scoreboard < 6 and (every or waits[at].keys() != {OWN_COPIES})
         return {**running, at: x.scoreboard} if counted else running
 
     for x, running in zip(code, reaching(code, step), strict=True):
-        if ARRIVAL.match(x.opcode) and (reads := waited(x, running)):
-            yield f"{x} while {code[min(reads)]} may still read"
+        if ARRIVAL.match(x.opcode):
+            # The address of another CTA's barrier is computed and has no offset: a ring that none is given back of here.
+            full = None if every else filled.get(offset(x), others if ".RED" in x.opcode else None)
+            reads = [i for i in waited(x, running) if not full or not waits[i] or full & waits[i].keys()]
+            if reads:
+                yield f"{x} while {code[min(reads)]} may still read"
 
 
-def own_loads(code: list[Instruction]) -> set[int]:
-    """What comes, whichever way, after a wait for the warp's own copies without one for a barrier since."""
+def rings(code: list[Instruction], waits: list[Running]) -> dict[int, set[int]]:
+    """For the offset of empty barriers those of the full ones, by who waits for the former and announces the latter."""
+    filled: dict[int, set[int]] = {}
+    for i, x in enumerate(code):
+        if ANNOUNCED.fullmatch(x.opcode):
+            for empty in waits[i]:
+                filled.setdefault(empty, set()).add(offset(x))
+    return filled
+
+
+def last_waits(code: list[Instruction]) -> list[Running]:
+    """Offsets of the barriers that a warp may have waited for last when it comes to each instruction."""
     copies = any(x.opcode == "LDGDEPBAR" for x in code)
 
-    def step(at: int, last: Running) -> Running:  # of the last wait: 0 for a barrier, 1 for copies
-        if code[at].opcode.startswith(BARRIER):
-            return {0: 0}
-        return {0: 1} if copies and code[at].opcode.startswith("DEPBAR") else last
+    def step(at: int, last: Running) -> Running:
+        x = code[at]
+        if x.opcode.startswith("SYNCS.PHASECHK"):
+            return {offset(x): 0}
+        return {OWN_COPIES: 0} if copies and x.opcode.startswith("DEPBAR") else last
 
-    return {i for i, last in enumerate(reaching(code, step)) if last == {0: 1}}
+    return reaching(code, step)
+
+
+def offset(x: Instruction) -> int:
+    """The constant in the address of an instruction's barrier."""
+    found = re.search(r"\[[^\]]*?(?:\b0x([0-9a-f]+))?\]", ", ".join(x.operands))
+    return int(found[1] or "0", 16) if found else 0
 
 
 def waited(x: Instruction, running: Running) -> Running:

@@ -114,10 +114,35 @@ def test_an_arrival_that_announces_bytes_frees_nothing():
     assert found(FULL, LOAD, "@P0 SYNCS.ARRIVE.TRANS64 RZ, [UR4], R5") == []
 
 
-@pytest.mark.parametrize("innocent", [(LOAD, FULL, FREE), ("LDGDEPBAR", FULL, "DEPBAR.LE SB0, 0x1", LOAD, FREE)])
-def test_loads_of_another_slot_count_if_told(innocent):
+FILLER = ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R6+URZ+0x70], R7", "@P0 SYNCS.ARRIVE.TRANS64 RZ, [R6+URZ+0x50], R5")
+OTHER = FULL.replace("0x50", "0x10")
+
+
+@pytest.mark.parametrize(
+    "innocent",
+    [
+        (*FILLER, OTHER, LOAD, FREE),
+        (*FILLER, OTHER, LOAD, FULL, FREE),
+        ("LDGDEPBAR", FULL, "DEPBAR.LE SB0, 0x1", LOAD, FREE),
+    ],
+)
+def test_loads_of_another_ring_count_if_told(innocent):
     assert found(*innocent) == []
     assert len(found(*innocent, every=True)) == 1
+
+
+def test_loads_of_this_ring_and_of_no_known_ring_count():
+    assert len(found(*FILLER, FULL, LOAD, OTHER, FREE)) == 1
+    assert len(found(*FILLER, FULL, "@P2 BRA 0x50", OTHER, "NOP", LOAD, FREE)) == 1
+    assert len(found(OTHER, LOAD, FREE)) == 1
+
+
+def test_a_ring_of_several_ctas_is_the_one_not_given_back_here():
+    far = "SYNCS.ARRIVE.TRANS64.RED.A1T0 RZ, [R24+URZ], RZ"
+    more = [row.replace("0x70", "0x30").replace("0x50", "0x10") for row in FILLER]
+    assert found(*FILLER, *more, FULL, LOAD, far, USE, FREE) == []
+    assert len(found(*FILLER, *more, OTHER, LOAD, far, USE, FREE)) == 1
+    assert len(found(FULL, LOAD, far, USE, FREE)) == 1
 
 
 def test_loads_after_a_barrier_count_beside_copies_of_the_warps_own():
@@ -127,7 +152,7 @@ def test_loads_after_a_barrier_count_beside_copies_of_the_warps_own():
 
 def test_the_command(tmp_path, capsys):
     right, wrong = tmp_path / "right.sass", tmp_path / "wrong.sass"
-    right.write_text(listing(LOAD, FULL, FREE) + listing(FIRST, ALL, COPY))
+    right.write_text(listing(*FILLER, OTHER, LOAD, FREE) + listing(FIRST, ALL, COPY))
     wrong.write_text(listing(*[FIRST, COPY] * 5))
     assert main([str(right)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
