@@ -185,7 +185,7 @@ def slots(code: list[Instruction], every: bool = False) -> Iterator[str]:
 
     for x, running in zip(code, reaching(code, step), strict=True):
         if ARRIVAL.match(x.opcode):
-            # The address of another CTA's barrier is computed and has no offset: a ring that none is given back of here.
+            # Another CTA's barrier has no offset: it is of a ring of which this CTA gives itself nothing back.
             full = None if every else filled.get(offset(x), others if ".RED" in x.opcode else None)
             reads = [i for i in waited(x, running) if not full or not waits[i] or full & waits[i].keys()]
             if reads:
