@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from blockscale.config import Choice, Config, Reason
 from blockscale.families.sm90 import constraints
@@ -48,7 +49,8 @@ def unfit(problem: Problem, target: Target, config: Config) -> Reason | None:
     """Why there is no such kernel, or why it does not do `problem`; None where it does."""
     assert isinstance(problem, GroupedProblem)
     if config.wgmma:
-        return constraints.unbuildable(config, target) or _unfit_experts(problem, target, config)
+        dense = replace(config, ctas=None)  # of which the kernels for single products have none
+        return constraints.unbuildable(dense, target) or _unfit_experts(problem, target, config)
     for name, expected in (("accumulators", 1), ("ctas", None)):
         if getattr(config, name) != expected:
             return Reason(f"config.{name}", f"{getattr(config, name)}, expected {expected} without wgmma")
