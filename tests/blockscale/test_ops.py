@@ -1,6 +1,6 @@
 """The operators: what torch checks of any operator, compiled and exported calls equal to eager ones, gradients."""
 
-import timeit
+import sys
 
 import pytest
 import torch
@@ -79,11 +79,15 @@ def test_opcheck_through_the_compilers_middle_end():
 
 
 def test_eager_calls_go_past_the_dispatcher_and_add_little():
-    x = torch.randn(M, K)
-    cost = min(
-        timeit.repeat(lambda: ops.must_trace(x, x, None, None, None) or ops.needs_gradient(x, None), number=2000)
-    )
-    assert cost / 2000 < 5e-6, f"{cost / 2000 * 1e6:.2f} us"
+    """Asking whether a call needs an operator takes a handful of function calls, however the machine is loaded."""
+    x, made = torch.randn(M, K), []
+    sys.setprofile(lambda frame, event, what: made.append(event) if event in ("call", "c_call") else None)
+    try:
+        needed = ops.must_trace(x, x, None, None, None) or ops.needs_gradient(x, None)
+    finally:
+        sys.setprofile(None)
+    assert not needed
+    assert len(made) <= 12, made
 
 
 def _poison_the_allocator():
