@@ -15,7 +15,8 @@ class Config:
         tile: (rows, columns) of the result that are computed at a time: by a CTA, or 256 rows by a pair of CTAs.
         stages: slots of the ring of operand tiles in shared memory, None means as many as fit; on Hopper units of
             16 x 128 weights that a warp has in flight.
-        accumulators: tiles of sums in tensor memory; with 2 the epilogue of one tile overlaps the next.
+        accumulators: tiles of sums in tensor memory (for groups on Hopper in shared memory); with 2 the epilogue of one
+            tile overlaps the next.
         cluster: CTAs of a cluster along m and n, which fetch operands for one another; None for the fewest.
         fallback_cluster: a smaller shape that a launch may use where `cluster` does not fit; None for none.
         schedule: "static" (of n CTAs each takes every n-th tile) or "clc" (it asks the hardware for its next one).
@@ -25,7 +26,8 @@ class Config:
             "lines" (clusters keep to lines along `raster`, and so to rows of an operand).
         swap: the kernel multiplies b by a^T and stores the result transposed: its rows are the columns of the result.
         pdl: the kernel may start before the one ahead of it in the stream has ended (programmatic dependent launch).
-        prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any.
+        prefetch: k tiles of its first tile that a CTA asks L2 for before it loads any; on Hopper units of weights that
+            a warp asks L2 for before the kernel ahead in the stream has ended.
         l2_a, l2_b, l2_scales, l2_out: what L2 is told about operands and result: None, "evict_first" or "evict_last".
         store: how results leave: "direct" from registers; "tma" by way of shared memory, swizzled; "tma_rows" likewise,
             row after row, as a first version would.
@@ -49,7 +51,8 @@ class Config:
         chunk: k of a chunk of activations in shared memory. buffers: chunks that there is room for.
         expand: on Hopper, rows of a weight that are expanded at a time, for cuBLAS to multiply by in one chain along k,
             which loses more than the result contract allows; 0: kernels of this library multiply.
-        ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor.
+        ctas: the most CTAs of a launch; each takes tiles in turn. None means one a multiprocessor; on Hopper,
+            for more than 64 rows, one a tile.
         persist_mb: MiB of L2 that this configuration was measured with in `persisting_l2`; 0 for none.
 
     Raises:
